@@ -1,5 +1,7 @@
 /** In the simulated cluster: traces with next to nothing in them. */
+import { policies } from '@kvtier/routing';
 import { expect, it } from 'vitest';
+import { simulate } from './routing/cluster.ts';
 import { compare } from './routing/compare.ts';
 import { hardware } from './routing/hardware.ts';
 import type { Trace } from './traces.ts';
@@ -21,4 +23,14 @@ it.each([
     expect(ttftP90S).toBeGreaterThan(0);
     expect(tokensPerS).toBeGreaterThan(0);
   }
+});
+
+it('an index of what workers hold is kept for policies that ask one, and for no others: most of a run would be spent on it', () => {
+  const trace: Trace = {
+    ...of(3, 1_000),
+    requests: Array.from({ length: 3 }, () => Int32Array.from({ length: 900 }, (_, i) => i)),
+  };
+  const bytes = (policy: Parameters<typeof simulate>[1]): number => simulate(trace, policy, hardware, 1, 1).indexBytes;
+  expect([policies['least-loaded'](), policies['hash-trie'](), policies.scored()].map(bytes)).toEqual([0, 0, 0]);
+  expect(Math.min(...['late' as const, policies.sticky(), policies['overlap-cost']()].map(bytes))).toBeGreaterThan(0);
 });

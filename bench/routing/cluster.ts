@@ -2,7 +2,7 @@
  * A cluster in virtual time: requests of a trace arrive, a policy chooses a worker for each with what the KV index and the
  * workers' loads say, workers compute. Everything follows from the trace, the policy and a seed.
  */
-import { type Keys, KvIndex, maxMedia } from '@kvtier/kv-index';
+import { type Keys, KvIndex, type Match, maxMedia } from '@kvtier/kv-index';
 import { expectedLoads, usualLoads } from '@kvtier/registry';
 import {
   type Assignment,
@@ -46,6 +46,7 @@ export interface Outcome {
   readonly imbalance: number;
   /** Longest and median decision, µs of this machine. */
   readonly decisionUs: Float64Array;
+  /** 0: the policy does not ask the KV index. */
   readonly indexBytes: number;
 }
 
@@ -65,6 +66,8 @@ type Event =
   | { readonly kind: 'loaded'; readonly worker: number; readonly job: Job }
   | { readonly kind: 'look' }
   | { readonly kind: 'copied'; readonly copy: Copy<Int32Array> };
+
+const nothing: Match = { blocks: 0, byMedium: new Int32Array(maxMedia) };
 
 /** Between two looks at what should be copied ahead. */
 const lookS = 0.1;
@@ -89,7 +92,8 @@ class Cluster implements Listener {
   readonly #copies: CopyPlanner<Int32Array>;
   readonly #hardware: Hardware;
   readonly #random: Random;
-  readonly #index = new KvIndex({ maxBytes: 256 * 2 ** 20 });
+  /** undefined: this policy does not ask it, and a run takes a third of the time without. */
+  readonly #index: KvIndex | undefined;
   readonly #workers: SimulatedWorker[] = [];
   readonly #measured: number[][] = [];
   /** Numbers in the index: of each worker's GPU, and of its host. */
@@ -105,6 +109,8 @@ class Cluster implements Listener {
     this.#policy = policy;
     this.#hardware = hardware;
     this.#random = seeded(seed);
+    const asksIndex = policy === 'late' || policy.asksIndex === true;
+    this.#index = asksIndex ? new KvIndex({ maxBytes: 256 * 2 ** 20 }) : undefined;
     const { copyBytesPerS: bytesPerS, maxCopies: maxUnderWay } = hardware;
     this.#budget = new Budget({ bytesPerS: policy === 'late' ? bytesPerS : 0, maxUnderWay });
     this.#copies = new CopyPlanner({ budget: this.#budget, targetS: 2 });
@@ -112,8 +118,8 @@ class Cluster implements Listener {
     this.#decisionUs = new Float64Array(trace.requests.length);
     for (let i = 0; i < hardware.workers; i++) {
       this.#workers.push(new SimulatedWorker(i, hardware, trace.blockTokens, this));
-      this.#gpus.push(this.#index.addSource());
-      this.#hosts.push(this.#index.addSource());
+      this.#gpus.push(this.#index?.addSource() ?? 0);
+      this.#hosts.push(this.#index?.addSource() ?? 0);
       this.#measured.push(new Array<number>(maxMedia).fill(0));
     }
     this.#jobs = trace.requests.map((blocks, number) => ({
@@ -155,6 +161,7 @@ class Cluster implements Listener {
   }
 
   stored(worker: number, medium: number, job: Job, places: readonly number[]): void {
+    if (this.#index === undefined) return;
     const keys = this.#keys[job.number]!;
     const source = (medium === 0 ? this.#gpus : this.#hosts)[worker]!;
     for (let i = 0; i < places.length; ) {
@@ -168,7 +175,7 @@ class Cluster implements Listener {
   }
 
   removed(worker: number, medium: number, blocks: readonly number[]): void {
-    this.#index.removed((medium === 0 ? this.#gpus : this.#hosts)[worker]!, medium, keysOf(Int32Array.from(blocks)));
+    this.#index?.removed((medium === 0 ? this.#gpus : this.#hosts)[worker]!, medium, keysOf(Int32Array.from(blocks)));
   }
 
   elsewhere(worker: number, job: Job, from: number): number {
@@ -203,7 +210,7 @@ class Cluster implements Listener {
     const keys = keysOf(kept);
     for (const at of stored) {
       const parent = at === 0 ? 'root' : keys.subarray(2 * at - 2, 2 * at);
-      this.#index.stored(source, mediumNumbers.host, keys.subarray(2 * at, 2 * at + 2), parent);
+      this.#index?.stored(source, mediumNumbers.host, keys.subarray(2 * at, 2 * at + 2), parent);
     }
     if (removed.length > 0) this.removed(worker, mediumNumbers.host, removed);
   }
@@ -253,15 +260,15 @@ class Cluster implements Listener {
 
   #statesFor(request: RoutedRequest, nowS: number): WorkerState[] {
     const targets = this.#workers.map((_, i) => ({ sources: [this.#gpus[i]!, this.#hosts[i]!] }));
-    const matches = this.#index.match(request.keys, [...targets, { sources: this.#hosts }]);
-    const anywhere = this.#hardware.peerTokensPerS > 0 ? matches.pop()!.blocks : 0;
+    const matches = this.#index?.match(request.keys, [...targets, { sources: this.#hosts }]) ?? [];
+    const anywhere = this.#hardware.peerTokensPerS > 0 ? (matches.pop()?.blocks ?? 0) : 0;
     const usual = usualLoads(maxMedia, this.#measuredLoads());
     const computedBlocksPerS = this.#hardware.prefillTokensPerS / this.#trace.blockTokens;
     return this.#workers.map((worker, i) => ({
       waiting: worker.waiting,
       running: worker.running,
       tokensAhead: worker.tokensAhead,
-      ...worker.promptStep(nowS),
+      ...worker.step(nowS),
       usedBlocks: worker.usedBlocks,
       totalBlocks: worker.totalBlocks,
       waitingBlocks: worker.waitingBlocks,
@@ -272,8 +279,8 @@ class Cluster implements Listener {
       stepS: this.#hardware.stepS,
       stepPerRequestS: this.#hardware.stepPerRequestS,
       loadBlocksPerS: expectedLoads(this.#measured[i]!, usual, computedBlocksPerS),
-      match: matches[i]!,
-      remoteBlocks: Math.max(anywhere - matches[i]!.blocks, 0),
+      match: matches[i] ?? nothing,
+      remoteBlocks: Math.max(anywhere - (matches[i]?.blocks ?? 0), 0),
       remoteMedium: mediumNumbers.peer,
     }));
   }
@@ -339,7 +346,7 @@ class Cluster implements Listener {
       copiedTokens: this.#budget.bytes / this.#hardware.kvBytesPerToken,
       imbalance: (Math.max(...busy) * busy.length) / all,
       decisionUs: this.#decisionUs,
-      indexBytes: this.#index.stats().bytes,
+      indexBytes: this.#index?.stats().bytes ?? 0,
     };
   }
 }

@@ -83,6 +83,7 @@ export function decisionCost(): DecisionCost {
     freedBlocksPerS: 100,
     loadAheadS: 0,
     prefillTokensPerS: 20_000,
+    stepForS: (i % 8) / 1_000,
     stepS: 0.008,
     stepPerRequestS: 0.0001,
     loadBlocksPerS: new Array<number>(maxMedia).fill(1_000),

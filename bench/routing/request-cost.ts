@@ -57,7 +57,7 @@ export async function requestCost(algorithm: HashAlgorithm): Promise<RequestCost
     workers.add(
       `w${i}`,
       { totalBlocks: 50_000, hashAlgorithm: algorithm },
-      { tokensAhead: below(2_000), running: below(30) },
+      { tokensAhead: below(2_000), running: below(30), stepBegunAtMs: 1 + below(20) },
     );
   }
   let prompts = 0;

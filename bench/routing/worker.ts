@@ -213,9 +213,10 @@ export class SimulatedWorker {
     return loads;
   }
 
-  /** Of the step that runs, if it computes prompts: how many of their tokens, and since when. */
-  promptStep(nowS: number): { readonly stepTokens?: number; readonly stepForS?: number } {
-    return this.#stepTokens === 0 ? {} : { stepTokens: this.#stepTokens, stepForS: nowS - this.#stepsBeginS };
+  /** Of the step that runs: since when, and how many tokens of prompts it computes. */
+  step(nowS: number): { readonly stepTokens?: number; readonly stepForS?: number } {
+    if (this.#steps === 0) return {};
+    return { stepTokens: this.#stepTokens, stepForS: (nowS - this.#stepsBeginS) % this.#stepSeconds };
   }
 
   has(medium: 'gpu' | 'host', block: number): boolean {

@@ -12,8 +12,9 @@ import { since } from './stamp.ts';
 
 const [target, clients, seconds, answerTokens, promptTokens, engines] = process.argv.slice(2) as [string, ...string[]];
 /** Clients begin over so long; then everything settles for a while. */
-const beginMs = 4_000;
-const countsFromMs = performance.now() + beginMs + 3_000;
+const beginMs = 4 * Number(clients);
+const settleMs = Math.max(3 * Number(clients), 500);
+const countsFromMs = performance.now() + beginMs + settleMs;
 const endMs = countsFromMs + Number(seconds) * 1_000;
 
 let skippedUntilMs = 0;
@@ -72,6 +73,9 @@ class Reader {
 const prompt = (client: number): number[] =>
   Array.from({ length: Number(promptTokens) }, (_, i) => 3 + ((client + i * 7) % 3_000));
 
+/** With each token comes the moment it was written (fake-engines.ts). */
+const idsOf = (tokens: number): number => 2 * tokens;
+
 /** Asks for an answer of so many tokens. */
 type Ask = (client: number, answerTokens: number) => Promise<void>;
 
@@ -84,7 +88,7 @@ function throughCoordinator(): Ask {
       const reader = new Reader();
       const body = JSON.stringify({
         prompt: prompt(client),
-        max_tokens: maxTokens,
+        max_tokens: idsOf(maxTokens),
         stream: true,
         return_token_ids: true,
         temperature: 0,
@@ -132,7 +136,7 @@ function straight(): Ask {
       const call = lines[client % lines.length]!.generate({
         requestId: `${client}`,
         promptTokenIds: prompt(client),
-        maxTokens,
+        maxTokens: idsOf(maxTokens),
         temperature: 0,
         topK: 0,
         topP: 1,

@@ -7,7 +7,8 @@
  *
  * The same engines answer HTTP, too, at FOLDER/h0 and on, with the chunks that a coordinator would send: for who passes them on as they are.
  *
- * With each token goes another id: the moment it was written, in microseconds of the machine's clock, modulo 2^31.
+ * With each token goes another id: the moment it was written, in microseconds of the machine's clock, modulo 2^31. Who wants N tokens
+ * asks for 2 N.
  */
 import { randomBytes, randomUUID } from 'node:crypto';
 import { createServer } from 'node:http';
@@ -55,7 +56,7 @@ async function serve(name: string, share: number): Promise<void> {
   const running = new Map<Call, number>();
   const bootEpoch = randomBytes(8).toString('hex');
   const give = (call: Call, given: number): void => {
-    const isLast = given + 1 >= call.request.maxTokens;
+    const isLast = 2 * (given + 1) >= call.request.maxTokens;
     const tokenIds = [200 + (given % 3_000), stamp()];
     call.write({ tokenIds, finishReason: isLast ? 'length' : '', failure: undefined });
     if (!isLast) {

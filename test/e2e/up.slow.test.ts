@@ -104,8 +104,9 @@ describe('kvtier up', () => {
     expect(machine.left()).toEqual([]);
   });
 
-  it('serves without a tier', async () => {
-    const system = await machine.up('--no-tier');
+  it('serves without a tier, and on every address where it is told to', async () => {
+    const system = await machine.up('--no-tier', '--host', '0.0.0.0', '--trusted-network');
+    expect(await ask(system.url.replace('127.0.0.1', '127.0.0.2'))).toMatchObject({ text: ' Brazil' });
     expect(await ask(system.url)).toMatchObject({ text: ' Brazil', tokensByTier: {} });
     expect(await system.stop()).toBe(0);
   });

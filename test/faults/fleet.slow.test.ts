@@ -209,7 +209,8 @@ it('beyond a Unix socket with TLS: only who has a certificate of the right autho
   certify('worker', 'ca');
   certify('coordinator', 'ca');
   certify('stranger', 'other-ca');
-  const tls = { certFile: at('worker.pem'), keyFile: at('worker.key'), clientCaFile: at('ca.pem') };
+  certify('secure', 'ca');
+  const tls = { certFile: at('secure.pem'), keyFile: at('secure.key'), clientCaFile: at('ca.pem'), reloadMs: 20 };
   const secure = service('secure', { listen: '127.0.0.1:0', tls });
   await secure.start();
   const { address } = secure.ready[0] as { address: string };
@@ -232,6 +233,10 @@ it('beyond a Unix socket with TLS: only who has a certificate of the right autho
   expect(await describe(files('stranger'))).toBe('DISCONNECTED');
   expect(await describe(files('coordinator', 'other-ca'))).toBe('DISCONNECTED');
   expect(await describe(files('coordinator', 'ca', 'elsewhere.example'))).toBe('DISCONNECTED');
+  // Its files are renewed under it.
+  certify('secure', 'other-ca');
+  await vi.waitFor(async () => expect(await describe(files('coordinator', 'other-ca'))).toBe('demo'), patience);
+  expect(await describe(files('coordinator'))).toBe('DISCONNECTED');
   await secure.signal('SIGTERM');
 
   const { ca, cert, key } = files('worker');

@@ -18,7 +18,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
   'base/redis': ['base/errors'],
   'base/runtime': [],
   'base/telemetry': ['base/data-plane', 'base/errors'],
-  'base/wire': ['base/data-plane', 'base/errors'],
+  'base/wire': ['base/config', 'base/data-plane', 'base/errors'],
   'engine/executor': ['base/errors', 'engine/model'],
   'engine/model': ['base/errors'],
   'engine/prefix-cache': ['base/errors', 'base/eviction', 'base/identity'],

@@ -83,7 +83,7 @@ function firstUrl(child: ChildProcess, closed: Promise<unknown>, said: () => str
     let out = '';
     child.stdout!.setEncoding('utf8').on('data', (text: string) => {
       out = (out + text).slice(-keepChars);
-      const url = /^ {2}API server\s+(http:\/\/\S+)\/v1/m.exec(out)?.[1];
+      const url = /^ {2}API server\s+(https?:\/\/\S+)\/v1/m.exec(out)?.[1];
       if (!url) return;
       clearTimeout(timer);
       resolve(url);

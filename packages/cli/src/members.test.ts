@@ -145,6 +145,14 @@ describe('services', () => {
     });
   });
 
+  it('of which the API server alone listens where it is told to', () => {
+    const many = services(['--engines', '2', '--nodes', '2', '--host', '10.0.0.1', '--trusted-network']);
+    expect(configOf(many, 'coordinator')).toMatchObject({ host: '10.0.0.1', port: 8000, trustedNetwork: true });
+    for (const { name, env } of many)
+      if (name !== 'coordinator') expect(env.KVTIER_CONFIG, name).not.toContain('10.0.0.1');
+    expect(nodeOf(many, 'cache-node-0').peers?.listen).toMatchObject({ host: '127.0.0.1' });
+  });
+
   it('of many have sockets, events and peers of their own', () => {
     const many = services(['--engines', '3', '--nodes', '2']);
     expect(many.map(({ name }) => name)).toEqual([

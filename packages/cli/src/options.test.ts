@@ -75,6 +75,7 @@ describe('kvtier up', () => {
       '--port 0 --data-dir /d --model random:25m --no-tier --engines 4 --arena-bytes 1m --disk-bytes=1g --kv-bytes 2m --threads 2 --max-step-tokens 8192 --prefix-cache blocks --eviction s3-fifo --dedup --pinned-blocks 64 --loads always --json-log';
     expect(parseUp(args.split(' '))).toEqual({
       port: 0,
+      apiServer: { host: '127.0.0.1', tls: null, apiKeysFile: null, adminKeysFile: null, trustedNetwork: false },
       dataDir: '/d',
       model: 'random:25m',
       tier: false,

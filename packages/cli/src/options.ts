@@ -4,6 +4,7 @@ import { join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { type EngineWorkerConfig, engineWorkerSchema } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
+import { type ApiServerPlace, apiFlagTypes, apiHelp, apiServerPlace } from './api-options.ts';
 import { parseBytes } from './bytes.ts';
 import { type GpuFlags, gpuFlags } from './gpu-options.ts';
 import { maxEngines, maxNodes } from './members.ts';
@@ -11,6 +12,8 @@ import { type NodeOverrides, nodeOverrides } from './node-options.ts';
 
 export interface UpOptions {
   readonly port: number;
+  /** Where the API server listens, and who is answered there. */
+  readonly apiServer: ApiServerPlace;
   readonly dataDir: string;
   /** "demo", "random:25m", "random:gemma3-30m" or a folder. */
   readonly model: string;
@@ -55,9 +58,10 @@ const evictionPolicies = engineWorkerSchema.shape.evictionPolicy.unwrap().option
 const loadsWhen = engineWorkerSchema.shape.loads.unwrap().options;
 const logLevels = ['trace', 'debug', 'info', 'warn', 'error', 'silent'] as const;
 
-export const upHelp = `kvtier up: the whole system on this machine, on loopback, until Ctrl-C
+export const upHelp = `kvtier up: the whole system on this machine, until Ctrl-C
 
   --port N             port of the OpenAI-compatible API server (8000)
+${apiHelp}
   --data-dir DIR       everything persistent; one system at a time (~/.cache/kvtier)
   --model MODEL        demo, random:SIZE (for measuring, e.g. random:25m), or a Hugging Face folder (demo)
   --engines N          engine workers of this model (1); budgets are those of all together
@@ -97,6 +101,7 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
 
 const flags = {
   port: { type: 'string' },
+  ...apiFlagTypes,
   'data-dir': { type: 'string' },
   model: { type: 'string' },
   'no-tier': { type: 'boolean' },
@@ -160,6 +165,7 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     values[name] === undefined ? null : parseBytes(values[name], `--${name}`, minBytes);
   return {
     port: values.port === undefined ? 8000 : whole(values.port, '--port', 0, 65_535),
+    apiServer: apiServerPlace(values),
     dataDir: resolve(values['data-dir'] ?? defaultDataDir()),
     model: values.model ?? 'demo',
     tier,

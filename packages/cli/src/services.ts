@@ -8,6 +8,7 @@ import { arenaDir } from './places.ts';
 import { type Program, started } from './programs.ts';
 import type { ServiceSpec } from './supervisor.ts';
 
+/** Where this system's members find each other. */
 export const host = '127.0.0.1';
 
 export interface Plan {
@@ -52,7 +53,7 @@ export function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
     })),
   };
   const coordinator: CoordinatorInput = {
-    host,
+    ...options.apiServer,
     port: plan.port,
     ...(several ? { discovery: members } : { engine: engineAddress(0) }),
     logLevel,

@@ -54,7 +54,7 @@ export interface SystemEvents {
  * @throws KvError: one line that says what, where and how to mend it; nothing is left running
  */
 export async function startSystem(options: UpOptions, events: SystemEvents, abort?: AbortSignal): Promise<System> {
-  const port = await freePort(options.port);
+  const port = await freePort(options.apiServer.host, options.port);
   const dataDir = openDataDir(options.dataDir);
   const lock = lockDataDir(dataDir);
   let runDir: string | undefined;
@@ -143,11 +143,15 @@ const sum = (values: readonly number[]): number => values.reduce((all, each) => 
  * The port, or for 0 a free one, which an API server that starts again keeps. A taken port is told before anything is started; the
  * coordinator still has the last word when it binds.
  */
-async function freePort(port: number): Promise<number> {
+async function freePort(host: string, port: number): Promise<number> {
   try {
     return await probePort(host, port);
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
+    if (code === 'EADDRNOTAVAIL') {
+      const remedy = 'name one of them, or 0.0.0.0 for all';
+      throw new KvError('CONFIG', `--host: ${host} is none of this machine's addresses; ${remedy}`);
+    }
     const reason =
       code === 'EADDRINUSE'
         ? 'is taken'

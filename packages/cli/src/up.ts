@@ -3,7 +3,7 @@ import { native } from '@kvtier/data-plane';
 import { endProcess, stderrSink } from '@kvtier/telemetry';
 import { formatBytes } from './bytes.ts';
 import { humanLine, jsonLine } from './log-lines.ts';
-import { parseUp, upHelp } from './options.ts';
+import { parseUp, type UpOptions, upHelp } from './options.ts';
 import { type System, startSystem } from './system.ts';
 
 /** npm passes Ctrl-C on, so the first press may arrive twice; one that comes this much later is meant. */
@@ -32,7 +32,7 @@ export async function run(args: readonly string[]): Promise<number> {
     endInTime();
     throw error;
   });
-  process.stdout.write(greeting(system, performance.now() - begin, options.tier));
+  process.stdout.write(greeting(system, performance.now() - begin, options));
   await stopped.first;
   stopped.onSecond = () => system.kill();
   await system.stop();
@@ -63,7 +63,7 @@ function stopSignal(): { first: Promise<void>; onSecond: () => void } {
   return state;
 }
 
-function greeting(system: System, elapsedMs: number, tier: boolean): string {
+function greeting(system: System, elapsedMs: number, { tier, apiServer }: UpOptions): string {
   const disk = system.diskBytes === 0 ? 'no disk tier' : `disk tier up to ${formatBytes(system.diskBytes)}`;
   const { engines, prefillEngines: prefill, nodes } = system;
   const workers = prefill === 0 ? `${engines} engines` : `${prefill} prefill, ${engines - prefill} decode`;
@@ -75,17 +75,18 @@ function greeting(system: System, elapsedMs: number, tier: boolean): string {
 kvtier is up after ${(elapsedMs / 1000).toFixed(1)} s
 
   API server  ${system.url}/v1  (OpenAI-compatible; model "${system.model.name}")
-${several}${where}  try    ${curlExample(system)}
+${several}${where}  try    ${curlExample(system, apiServer.apiKeysFile != null)}
 
 Ctrl-C stops it.
 `;
 }
 
 /** One line to paste into a shell. The demo model answers look-ups in a table; any model continues it. */
-function curlExample({ url, model }: System): string {
+function curlExample({ url, model }: System, asksKey: boolean): string {
   const prompt =
     '# Employees\n| 1 | John Doe | 29 | Engineer | Canada |\n| 2 | Jane Smith | 34 | Doctor | Brazil |\n' +
     'Question: What is the country of Jane Smith?\nAnswer:';
   const body = JSON.stringify({ model: model.name, prompt, max_tokens: 4, temperature: 0 });
-  return `curl ${url}/v1/completions -H 'content-type: application/json' -d '${body}'`;
+  const key = asksKey ? "-H 'authorization: Bearer KEY' " : '';
+  return `curl ${url}/v1/completions ${key}-H 'content-type: application/json' -d '${body}'`;
 }

@@ -9,7 +9,9 @@ runService('cache-node', async () => {
   const config = readServiceConfig(cacheNodeSchema);
   const log = createLogger('cache-node', config.logLevel);
   const failpoint = failpointFromEnv(process.env);
-  const peers = config.peers && { ...config.peers, security: readPeerCredentials(config.peers.security) };
+  const onProblem = (why: string | undefined): void =>
+    why === undefined ? log.info('peers: TLS files in use') : log.warn(why);
+  const peers = config.peers && { ...config.peers, security: readPeerCredentials(config.peers.security, onProblem) };
   const kvEvents = config.kvEvents && { ...config.kvEvents, curve: readKvEventsCurve(config.kvEvents) };
   const group = readGroup(config.group);
   const node = await openCacheNode({ ...config, group, peers, kvEvents, clock: systemClock, log, failpoint });

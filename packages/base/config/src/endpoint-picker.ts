@@ -42,6 +42,8 @@ export const endpointPickerSchema = z
     waitMs: milliseconds.default(30_000),
     /** Without a word of its answer, a request is counted as ended. */
     silenceMs: milliseconds.default(600_000),
+    /** For a gateway to read the end of a stream; then the stream is reset. */
+    endMs: milliseconds.default(5_000),
   })
   .superRefine((value, context) => {
     const issue = (path: string[], message: string): void => context.addIssue({ code: 'custom', path, message });

@@ -53,9 +53,7 @@ export { type PlannerConfig, plannerSchema, type ScalerConfig } from './planner.
 export { type PodHandOffConfig, podHandOffSchema } from './pod-handoff.ts';
 export { type MemberServers, memberServersSchema } from './redis.ts';
 export {
-  readWorkerAccess,
-  readWorkerTls,
-  type WorkerAccess,
+  WorkerAccess,
   type WorkerAccessConfig,
   type WorkerTlsConfig,
   workerAccessSchema,
@@ -149,6 +147,8 @@ export const engineWorkerSchema = z.strictObject({
   /** Its place in the list of members in Redis; null: it is not announced. */
   membership: workerMembershipSchema,
   logLevel,
+  /** A log line (info) for each request. */
+  logRequests: z.boolean().default(false),
 });
 export type EngineWorkerConfig = z.infer<typeof engineWorkerSchema>;
 /** As it is written: what has a default may be left out. */

@@ -60,7 +60,7 @@ export function readKvEventsCurve({ curve }: KvEventsConfig) {
 export function readCurveSecret(option: string, file: string): string {
   try {
     // As `readPem`: its owner and its group alone.
-    if ((statSync(file).mode & 0o007) !== 0) throw new Error('others may read it; chmod 600 it');
+    if ((statSync(file).mode & 0o007) !== 0) throw new Error('others may read it; chmod o-rwx it');
     return readFileSync(file, 'utf8').trim();
   } catch (error) {
     throw new KvError(

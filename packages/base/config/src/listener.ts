@@ -5,7 +5,7 @@
 import { isIP } from 'node:net';
 import { z } from 'zod';
 
-const milliseconds = z.number().int().min(1).max(86_400_000);
+export const milliseconds = z.number().int().min(1).max(86_400_000);
 const file = z.string().min(1);
 
 export const ip = z.string().refine((host) => isIP(host) !== 0, 'an IP address');

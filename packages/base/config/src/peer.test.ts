@@ -1,8 +1,9 @@
-import { chmodSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, expect, it } from 'vitest';
-import { peersSchema, readPeerCredentials } from './peer.ts';
+import { type PeerTls, peersSchema, readPeerCredentials } from './peer.ts';
+import { ownCertificate, renew } from './testing/index.ts';
 
 const folder = mkdtempSync(join(tmpdir(), 'kvtier-peers-'));
 afterAll(() => rmSync(folder, { recursive: true }));
@@ -24,17 +25,33 @@ it.each([
   expect(peersSchema.safeParse(value).success).toBe(good);
 });
 
+const ignore = (): void => {};
+
 it('reads a secret that nobody else can read', () => {
   const secretFile = join(folder, 'secret');
   const config = { encryption: 'none' as const, secretFile, trustedNetwork: false };
-  expect(() => readPeerCredentials(config)).toThrow(/secret: cannot be used \(ENOENT/);
+  expect(() => readPeerCredentials(config, ignore)).toThrow(/secret: cannot be used \(ENOENT/);
   writeFileSync(secretFile, 'x'.repeat(32), { mode: 0o600 });
-  expect(readPeerCredentials(config)).toEqual({
+  expect(readPeerCredentials(config, ignore)).toEqual({
     ...{ encryption: 'none', secret: Buffer.from('x'.repeat(32)), trustedNetwork: false },
   });
   chmodSync(secretFile, 0o644);
-  expect(() => readPeerCredentials(config)).toThrow(/chmod 600/);
+  expect(() => readPeerCredentials(config, ignore)).toThrow(/chmod o-rwx/);
   writeFileSync(secretFile, 'short');
   chmodSync(secretFile, 0o600);
-  expect(() => readPeerCredentials(config)).toThrow(/at least 32 bytes/);
+  expect(() => readPeerCredentials(config, ignore)).toThrow(/at least 32 bytes/);
+});
+
+it('has certificates as the files hold them now, and says when that changes', async () => {
+  for (const name of ['first', 'second']) ownCertificate(folder, name);
+  const at = (name: string): string => join(folder, name);
+  for (const kind of ['pem', 'key']) renew(folder, `first.${kind}`, `node.${kind}`);
+  const files = { certFile: at('node.pem'), keyFile: at('node.key'), caFile: at('first.pem'), reloadMs: 5 };
+  const read = readPeerCredentials({ encryption: 'tls', ...files }, ignore) as PeerTls;
+  const pems = (name: string) => [readFileSync(at(`${name}.pem`)), readFileSync(at(`${name}.key`))];
+  expect([read.cert, read.key, read.ca]).toEqual([...pems('first'), readFileSync(at('first.pem'))]);
+  const renewed = new Promise<void>((resolve) => read.onRenewed(resolve));
+  for (const kind of ['pem', 'key']) renew(folder, `second.${kind}`, `node.${kind}`);
+  await renewed;
+  expect([read.cert, read.key]).toEqual(pems('second'));
 });

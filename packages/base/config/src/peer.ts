@@ -4,8 +4,9 @@
  */
 import { KvError } from '@kvtier/errors';
 import { z } from 'zod';
-import { ip, isLoopback, port } from './listener.ts';
+import { ip, isLoopback, milliseconds, port } from './listener.ts';
 import { readPem } from './read-pem.ts';
+import { type OnProblem, RenewedPems } from './renewed-pems.ts';
 
 const address = z.strictObject({ host: z.string().min(1), port: port.min(1) });
 const security = z.discriminatedUnion('encryption', [
@@ -15,6 +16,8 @@ const security = z.discriminatedUnion('encryption', [
     certFile: z.string().min(1),
     keyFile: z.string().min(1),
     caFile: z.string().min(1),
+    /** Renewed files are looked for so often. */
+    reloadMs: milliseconds.default(10_000),
   }),
   /** A shared secret; everything else can be read by who listens on the way. */
   z.strictObject({
@@ -56,19 +59,39 @@ export const peersSchema = z
   });
 export type PeersConfig = z.infer<typeof peersSchema>;
 
-export type PeerCredentials =
-  | { readonly encryption: 'tls'; readonly cert: Buffer; readonly key: Buffer; readonly ca: Buffer }
-  | { readonly encryption: 'none'; readonly secret: Buffer; readonly trustedNetwork: boolean };
+export type PeerCredentials = PeerTls | PeerSecret;
+
+/** As the files hold them now; `onRenewed`: when that changes. */
+export interface PeerTls {
+  readonly encryption: 'tls';
+  readonly cert: Buffer;
+  readonly key: Buffer;
+  readonly ca: Buffer;
+  onRenewed(listener: () => void): void;
+}
+
+export interface PeerSecret {
+  readonly encryption: 'none';
+  readonly secret: Buffer;
+  readonly trustedNetwork: boolean;
+}
 
 /** The files that `security` names. KvError CONFIG when one is missing, too open, or no secret. */
-export function readPeerCredentials(config: PeersConfig['security']): PeerCredentials {
+export function readPeerCredentials(config: PeersConfig['security'], onProblem: OnProblem): PeerCredentials {
   if (config.encryption === 'tls') {
-    const { certFile, keyFile, caFile } = config;
+    const pems = new RenewedPems(config, onProblem);
     return {
       encryption: 'tls',
-      cert: readPem(certFile, false),
-      key: readPem(keyFile, true),
-      ca: readPem(caFile, false),
+      get cert() {
+        return pems.cert!;
+      },
+      get key() {
+        return pems.key!;
+      },
+      get ca() {
+        return pems.ca!;
+      },
+      onRenewed: (listener) => pems.onRenewed(listener),
     };
   }
   const secret = readPem(config.secretFile, true);

@@ -3,18 +3,15 @@ import { readFileSync, statSync } from 'node:fs';
 import { KvError } from '@kvtier/errors';
 
 /**
- * A group may read a secret: so Kubernetes mounts one for a process that is not root.
+ * A group may read a secret: so Kubernetes mounts one for a process that is not root. `what` has to be named instead of one that cannot
+ * be used.
  * @throws KvError CONFIG: it cannot be read; or it is a secret, and others than its owner and its group may read it
  */
-export function readPem(file: string, isSecret: boolean): Buffer {
+export function readPem(file: string, isSecret: boolean, what = 'a readable file'): Buffer {
   try {
-    const open = statSync(file).mode & 0o007;
-    if (isSecret && open !== 0) throw new Error('others may read it; chmod 600 it');
+    if (isSecret && (statSync(file).mode & 0o007) !== 0) throw new Error('others may read it; chmod o-rwx it');
     return readFileSync(file);
   } catch (error) {
-    throw new KvError(
-      'CONFIG',
-      `${file}: cannot be used (${(error as Error).message}); name a readable file of mode 0600`,
-    );
+    throw new KvError('CONFIG', `${file}: cannot be used (${(error as Error).message}); name ${what}`);
   }
 }

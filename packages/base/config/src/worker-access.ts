@@ -4,12 +4,20 @@
  */
 import { KvError } from '@kvtier/errors';
 import { z } from 'zod';
-import { readPem } from './read-pem.ts';
+import { milliseconds } from './listener.ts';
+import { RenewedFiles } from './renewed-files.ts';
+import { type OnProblem, RenewedPems } from './renewed-pems.ts';
 
 const file = z.string().min(1);
 
 /** The engine worker's end. PEM files; clients whose certificate is not of `clientCaFile` are not let in. */
-export const workerTlsSchema = z.strictObject({ certFile: file, keyFile: file, clientCaFile: file });
+export const workerTlsSchema = z.strictObject({
+  certFile: file,
+  keyFile: file,
+  clientCaFile: file,
+  /** Renewed files are looked for so often. */
+  reloadMs: milliseconds.default(10_000),
+});
 export type WorkerTlsConfig = z.infer<typeof workerTlsSchema>;
 
 /** The coordinator's end, for all workers that it reaches beyond loopback. */
@@ -25,40 +33,65 @@ export const workerAccessSchema = z.strictObject({
   tokenFile: file.nullable().default(null),
   /** openai workers beyond loopback are reached in plain text, too, and without proving who we are: usual pods of vLLM have no TLS. */
   trustedNetwork: z.boolean().default(false),
+  /** Renewed files are looked for so often; what is new serves the next connection or request. */
+  reloadMs: milliseconds.default(10_000),
 });
 export type WorkerAccessConfig = z.infer<typeof workerAccessSchema>;
 
-/** What `Fleet` takes as `access`. */
-export interface WorkerAccess {
-  readonly ca: Buffer | undefined;
-  readonly cert: Buffer | undefined;
-  readonly key: Buffer | undefined;
+/** What `Fleet` takes as `access`: as the files hold it now. */
+export class WorkerAccess {
   readonly serverName: string | undefined;
-  readonly token: string | undefined;
   readonly trustedNetwork: boolean;
+  readonly #pems: RenewedPems;
+  readonly #token: RenewedFiles<string> | undefined;
+
+  /** @throws KvError CONFIG: a file that cannot be used, a certificate without its key, no token */
+  constructor(config: WorkerAccessConfig, onProblem: OnProblem) {
+    const { certFile, keyFile, serverName, tokenFile, trustedNetwork, reloadMs } = config;
+    if ((certFile === null) !== (keyFile === null))
+      throw new KvError('CONFIG', 'worker access: a certificate and its key go together; give certFile and keyFile');
+    this.serverName = serverName ?? undefined;
+    this.trustedNetwork = trustedNetwork;
+    if (tokenFile !== null)
+      this.#token = new RenewedFiles({
+        files: [{ path: tokenFile, isSecret: true }],
+        make: ([text]) => tokenIn(text!.toString('utf8')),
+        file: 'a readable file',
+        content: 'one line of printable characters',
+        ...{ reloadMs, onProblem },
+      });
+    this.#pems = new RenewedPems(config, onProblem);
+  }
+
+  get ca(): Buffer | undefined {
+    return this.#pems.ca;
+  }
+
+  get cert(): Buffer | undefined {
+    return this.#pems.cert;
+  }
+
+  get key(): Buffer | undefined {
+    return this.#pems.key;
+  }
+
+  get token(): string | undefined {
+    return this.#token?.made;
+  }
+
+  /** A look at the files; never throws. */
+  async reload(): Promise<void> {
+    await Promise.all([this.#pems.reload(), this.#token?.reload()]);
+  }
+
+  close(): void {
+    this.#pems.close();
+    this.#token?.close();
+  }
 }
 
-/** @throws KvError CONFIG: a file that cannot be used, a certificate without its key, no token */
-export function readWorkerAccess(config: WorkerAccessConfig): WorkerAccess {
-  const { caFile, certFile, keyFile, serverName, tokenFile, trustedNetwork } = config;
-  if ((certFile === null) !== (keyFile === null))
-    throw new KvError('CONFIG', 'worker access: a certificate and its key go together; give certFile and keyFile');
-  const token = tokenFile === null ? undefined : readPem(tokenFile, true).toString('utf8').trim();
-  if (token !== undefined && !/^[\x21-\x7e]{1,4096}$/.test(token))
-    throw new KvError('CONFIG', `${tokenFile}: is no bearer token; write one line of printable characters`);
-  return {
-    ca: caFile === null ? undefined : readPem(caFile, false),
-    cert: certFile === null ? undefined : readPem(certFile, false),
-    key: keyFile === null ? undefined : readPem(keyFile, true),
-    serverName: serverName ?? undefined,
-    token,
-    trustedNetwork,
-  };
+function tokenIn(text: string): string {
+  const token = text.trim();
+  if (!/^[\x21-\x7e]{1,4096}$/.test(token)) throw new Error('is no bearer token');
+  return token;
 }
-
-/** The engine worker's files. @throws KvError CONFIG */
-export const readWorkerTls = ({ certFile, keyFile, clientCaFile }: WorkerTlsConfig) => ({
-  ca: readPem(clientCaFile, false),
-  cert: readPem(certFile, false),
-  key: readPem(keyFile, true),
-});

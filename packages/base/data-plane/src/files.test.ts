@@ -88,10 +88,10 @@ it('calls that hang on eight devices stop neither verification, nor codecs, name
   expect(await readFile('/proc/self/stat', 'latin1')).toMatch(/^\d+ /);
   await native.filePrepare(files, join(dir, 'healthy'), 4096);
   expect(ended).toBe(0);
-  // Let them go: a writer comes.
+  // Let them go: a writer comes, and stays until the last of them, however late its thread began, has been there.
   const writer = await open(fifo, 'w');
-  await writer.close();
   await Promise.all(hanging);
+  await writer.close();
   expect(ended).toBe(8);
   for (const device of devices) native.filesClose(device);
   native.arenaClose(arena);

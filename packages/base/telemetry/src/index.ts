@@ -1,3 +1,4 @@
 export { LineSink, stderrSink } from './line-sink.ts';
 export { createLogger, type Logger } from './log.ts';
 export { endProcess, endProcessAfter, type RunningService, runService } from './service.ts';
+export { traceparentOf } from './traceparent.ts';

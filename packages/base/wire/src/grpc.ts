@@ -30,6 +30,7 @@ export { clientCredentials, isLocal, type TlsFiles } from './client-credentials.
 export { fromFailure, toFailure } from './failure.ts';
 export * from './generated/kvtier/v1/engine.ts';
 export { KvFailure } from './generated/kvtier/v1/errors.ts';
+export { resetCall } from './reset-call.ts';
 export { TlsServerCredentials } from './server-tls.ts';
 export type { ServerTlsFiles } from './tls.ts';
 

@@ -11,6 +11,7 @@ export {
   ClientFrame,
   Commit,
   Done,
+  EndPin,
   Hold,
   Load,
   LoadDone,

@@ -1,9 +1,9 @@
 /** TLS of a gRPC server over real connections: who is let in, and files that change under it. */
-import { execFileSync } from 'node:child_process';
-import { chmodSync, mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { credentials } from '@grpc/grpc-js';
+import { ownCertificate, renew } from '@kvtier/config/testing';
 import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest';
 import { HealthClient, type HealthServer, HealthService, ServingStatus } from './ext-proc.ts';
 import { deadlineAfter, startGrpcServer, TlsServerCredentials } from './grpc.ts';
@@ -12,18 +12,9 @@ let folder: string;
 const at = (name: string): string => join(folder, name);
 const bytes = (name: string): Buffer => readFileSync(at(name));
 
-/** A certificate of its own, which is its own authority. */
-function make(name: string): void {
-  const kind = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days', '2'];
-  const names = ['-subj', `/CN=${name}`, '-addext', 'subjectAltName=IP:127.0.0.1'];
-  execFileSync('openssl', [...kind, '-keyout', at(`${name}.key`), '-out', at(`${name}.pem`), ...names], {
-    stdio: 'ignore',
-  });
-}
-
 beforeAll(() => {
   folder = mkdtempSync(join(tmpdir(), 'kvtier-tls-'));
-  for (const name of ['first', 'second', 'client']) make(name);
+  for (const name of ['first', 'second', 'client']) ownCertificate(folder, name);
 });
 afterAll(() => rmSync(folder, { recursive: true }));
 let problems: (string | undefined)[];
@@ -32,11 +23,7 @@ beforeEach(() => {
   for (const kind of ['key', 'pem']) use('first', kind);
 });
 
-/** As Kubernetes changes a mounted secret: another file under the old name. */
-function use(name: string, kind: string): void {
-  writeFileSync(at(`next.${kind}`), bytes(`${name}.${kind}`), { mode: 0o600 });
-  renameSync(at(`next.${kind}`), at(`server.${kind}`));
-}
+const use = (name: string, kind: string): void => renew(folder, `${name}.${kind}`, `server.${kind}`);
 
 const files = (clientCaFile: string | null = null) => ({
   certFile: at('server.pem'),

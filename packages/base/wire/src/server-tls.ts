@@ -1,7 +1,7 @@
 /** TLS of a gRPC server, with files that are renewed under it (tls.ts). */
 import type { SecureContextOptions } from 'node:tls';
 import { ServerCredentials } from '@grpc/grpc-js';
-import type { RenewedFiles } from './renewed-files.ts';
+import type { RenewedFiles } from '@kvtier/config/files';
 import { clientsOf, renewedTls, type ServerTlsFiles, type TlsServerOptions } from './tls.ts';
 
 export class TlsServerCredentials extends ServerCredentials {

@@ -3,9 +3,7 @@
  * For gRPC: `TlsServerCredentials`; for HTTP: `https.createServer`, `clientsOf` and `setSecureContext`.
  */
 import { createSecureContext, type SecureContextOptions } from 'node:tls';
-import { RenewedFiles } from './renewed-files.ts';
-
-export { RenewedFiles, type RenewedFilesOptions } from './renewed-files.ts';
+import { RenewedFiles } from '@kvtier/config/files';
 
 /** PEM files. */
 export interface ServerTlsFiles {

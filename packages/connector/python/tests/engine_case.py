@@ -61,6 +61,15 @@ class EngineCase(NodeCase):
 
         until("the engine is attached", ready)
 
+    def prefill(self, node: Node, shape: Shape, text: list[int]) -> tuple[Engine, dict[str, Any]]:
+        """For another pod: its answer is out, its last blocks are not."""
+        engine = self.play(node, shape)
+        asked = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None}
+        engine.add("prefill", text, 1, kv_transfer_params=asked)
+        while "prefill" not in engine.done:
+            engine.step()
+        return engine, engine.done["prefill"].answer or {}
+
     def serve(self, engine: Engine, texts: list[list[int]], outputs: int = 4, **more: Any) -> list[list[int]]:
         """Greedy tokens of all prompts; with nothing wrong and nothing left behind."""
         names = [f"{engine.steps}-{i}" for i in range(len(texts))]

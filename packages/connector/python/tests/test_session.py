@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 import unittest
@@ -81,6 +82,33 @@ class StoresAndLoads(NodeCase):
         until("answers", lambda: pin.done and prefetch.done and stats.done)
         self.assertEqual((pin.result(), prefetch.result()), (3, ""))
         self.assertEqual(stats.result()["session.attached"], 1)
+
+    def test_a_pin_is_ended_by_who_has_its_ticket(self) -> None:
+        node = self.node()
+        engine, other, stranger = self.engine(node), self.engine(node), self.engine(node, namespace=bytes(32))
+        hashes, ticket = chain("t", 3), os.urandom(16)
+        engine.store(hashes, [0, 1, 2])
+
+        def count(request: kvtier.Request[int]) -> int:
+            until("an answer", lambda: request.done)
+            return request.result()
+
+        self.assertEqual(count(engine.session.pin(hashes, ttl_s=60, ticket=ticket)), 3)
+        self.assertEqual(count(stranger.session.end_pin(ticket)), 0)
+        self.assertEqual(count(other.session.end_pin(os.urandom(16), hashes[:32])), 0)
+        self.assertEqual(count(other.session.end_pin(ticket, hashes[:32])), 3)
+        self.assertEqual([count(one.session.end_pin(ticket)) for one in (other, engine)], [0, 0])
+        self.assertEqual(count(engine.session.unpin(hashes)), 0)
+        self.assertEqual(count(engine.session.pin(hashes, ttl_s=60, ticket=ticket)), 3)  # it was shown: nothing is kept
+        self.assertEqual(count(engine.session.unpin(hashes)), 0)
+
+    def test_a_node_that_knows_no_tickets_is_not_told(self) -> None:
+        node = self.node()
+        engine = self.engine(node)
+        engine.attached().ends_pins = False
+        request = engine.session.end_pin(os.urandom(16))
+        self.assertEqual((request.done, request.error and request.error.code), (True, "DISCONNECTED"))
+        self.assertEqual((engine.held(chain("t", 1)), engine.session.sessions), (0, 1))
 
 
 class Reservations(NodeCase):

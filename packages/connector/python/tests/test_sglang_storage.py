@@ -48,6 +48,18 @@ class Shapes(StorageCase):
                     self.assertEqual(second.prefetch(keys + names(99, 3)), (20, []))
                     self.unharmed(first, second)
 
+    def test_what_nobody_holds_is_not_asked_for(self) -> None:
+        node = self.node()
+        engine = self.sglang(node)
+        keys = names(8, 12)
+        tables = [share.session for share in engine.storage.shares._shares.values()]
+        until("the tables are read", lambda: all(one.attachment and one.attachment.held for one in tables))
+        with mock.patch("kvtier.session.Session.lookup", side_effect=AssertionError("the node was asked")):
+            self.assertEqual(engine.exists(keys), 0)
+        self.unharmed(engine)
+        self.assertEqual((engine.backup(keys), engine.exists(keys)), (12, 12))
+        self.unharmed(engine)
+
     def test_more_pages_than_a_call_or_a_piece_has(self) -> None:
         node = self.node(arena_bytes=64 << 20)
         pool = Pool(300, row=2048)  # 48 KiB a page: a piece of 1 MiB has 21
@@ -122,6 +134,8 @@ class Shapes(StorageCase):
         until("all are attached", lambda: engine.attached)
         keys = names(8, 10)
         self.assertEqual(engine.backup(keys), 10)
+        nothing = engine.storage.batch_exists_v2(keys, [Transfer("indexer")])
+        self.assertEqual((nothing.kv_hit_pages, nothing.extra_pool_hit_pages), (0, {"kv": 10}))
 
         def moved(call: Any, name: str, some: list[str], fill: bool) -> Any:
             pool = extra[name]

@@ -344,7 +344,7 @@ class Faults(EngineCase):
         node = self.node()
         engine = self.play(node, Shape(prefix_caching=False, options={"lookup_deadline_ms": 100}))
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
-        self.until_held(node, engine, 40)
+        until("all are held", lambda: all(self.held(engine, one) >= 40 for one in engine.done.values()))
         half = engine.connector._scheduler
         node.send(signal.SIGSTOP)
         names = [f"slow {i}" for i in range(5)]

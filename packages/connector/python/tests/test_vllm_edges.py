@@ -13,7 +13,7 @@ from rig import until
 
 from engine_case import EngineCase, prompts
 from engine_memory import Tensor
-from engine_parts import Shape
+from engine_parts import GroupShape, Shape
 from kvtier import requests
 from kvtier.vllm import identity
 from kvtier.vllm import options as options_module
@@ -21,6 +21,61 @@ from kvtier.vllm.guard import Troubles
 from kvtier.vllm.messages import KvtierMetadata
 from kvtier.vllm.storing import Stores
 from kvtier.vllm.worker import WorkerHalf
+
+
+class Unasked(EngineCase):
+    SHAPES = (
+        Shape(),
+        Shape(tp=2),
+        Shape([GroupShape(), GroupShape("window", window=9)], blocks=160),
+        Shape([GroupShape("window", window=9)]),
+        Shape([GroupShape("mla")], tp=2),
+    )
+
+    def counted(self, engine: Any, *names: str) -> list[int]:
+        return [engine.connector._scheduler.counters.get(name, 0) for name in names]
+
+    def reading(self, engine: Any) -> Any:
+        attached = engine.connector._scheduler._node.attached()
+        until("the tables are read", lambda: all(one.held for one in attached.attachments))
+        return attached
+
+    def test_what_nobody_holds_costs_no_question(self) -> None:
+        for shape in map(self.own, self.SHAPES):
+            texts = prompts(4, shared=0)
+            wanted = self.serve(self.alone(shape), texts)
+            engine = self.play(self.shared(), shape)
+            self.reading(engine)
+            claims = engine.connector._scheduler._claims
+            claims._lookup_slow = True
+            with mock.patch("kvtier.session.Session.lookup", side_effect=AssertionError("the node was asked")):
+                self.assertEqual(self.serve(engine, texts), wanted)
+            self.assertEqual(self.counted(engine, "unasked", "lookups", "denied_lookup"), [4, 0, 0])
+            self.assertTrue(claims._lookup_slow, "what was not asked says nothing of how fast the node is")
+
+    def test_what_one_share_lacks_nobody_is_asked_for(self) -> None:
+        text = prompts(1, 41)[0]
+        for shape in map(self.own, self.SHAPES[1:3]):
+            first = self.play(self.shared(), shape)
+            (wanted,) = self.serve(first, [text])
+            self.until_held(self.shared(), first, 40)
+            for lacks in range(2):
+                engine = self.play(self.shared(), shape)
+                sessions = self.reading(engine).sessions
+                with mock.patch.object(sessions[lacks], "lacks", lambda *_, **__: True):
+                    self.assertEqual(self.serve(engine, [text]), [wanted])
+                self.assertEqual((self.counted(engine, "unasked", "lookups"), engine.external_tokens), ([1, 0], 0))
+            engine = self.play(self.shared(), shape)
+            self.reading(engine)
+            self.assertEqual(self.serve(engine, [text]), [wanted])
+            self.assertEqual((self.counted(engine, "unasked", "lookups"), engine.external_tokens), ([0, 1], 40))
+
+    def test_without_a_table_the_node_is_asked(self) -> None:
+        shape, text = self.own(Shape()), prompts(1)[0]
+        with mock.patch("kvtier.session.HeldTable.open", lambda *_: None):
+            engine = self.play(self.shared(), shape)
+        self.serve(engine, [text])
+        self.assertEqual(self.counted(engine, "unasked", "lookups"), [0, 1])
 
 
 class Claims(EngineCase):
@@ -67,7 +122,7 @@ class Claims(EngineCase):
             until("five blocks are held", lambda: self.held(first, next(iter(first.done.values()))) == 20)
             # From here on nothing of this rank is copied.
             half = first.workers[lacks].connector._worker
-            half._start_store = half.refuse
+            half._stores.start = half.refuse
             (wanted,) = self.serve(first, [text], outputs=1)
             attached = first.connector._scheduler._node.attached()
             more = attached.sessions[1 - lacks]

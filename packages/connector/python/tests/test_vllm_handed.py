@@ -23,15 +23,6 @@ from kvtier.vllm.messages import KvtierMetadata
 class Handed(EngineCase):
     """Prefill in one pod, decode in another: the answer's `kv_transfer_params` are all that goes between them."""
 
-    def prefill(self, node: Node, shape: Shape, text: list[int]) -> tuple[Engine, dict[str, Any]]:
-        """Its answer is out, its last blocks are not."""
-        engine = self.play(node, shape)
-        asked = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None}
-        engine.add("prefill", text, 1, kv_transfer_params=asked)
-        while "prefill" not in engine.done:
-            engine.step()
-        return engine, engine.done["prefill"].answer or {}
-
     def test_waits_until_it_is_held(self) -> None:
         for shape in (Shape(), Shape(tp=2), Shape([GroupShape(), GroupShape("window", window=9)], blocks=160)):
             text = prompts(1, 41)[0]
@@ -80,7 +71,7 @@ class Handed(EngineCase):
         said = params["kvtier"]
         for change in (
             {"namespace": "00" * 32}, {"last_hash": "00" * 32}, {"tokens": -4}, {"tokens": True}, {"tokens": 10**6},
-            {"tokens": "40"}, {"last_hash": None}, {"namespace": 5},
+            {"tokens": "40"}, {"last_hash": None}, {"namespace": 5}, {"namespace": "00" * 32, "ticket": 7},
         ):
             began = time.monotonic()
             self.serve(second, [text], kv_transfer_params={**params, "kvtier": {**said, **change}})
@@ -116,7 +107,7 @@ class Handed(EngineCase):
         }
         self.assertEqual(params.keys(), nixls | {"kvtier"})
         self.assertEqual((params["do_remote_prefill"], params["transfer_mode"]), (True, "pull"))
-        self.assertEqual(params["kvtier"].keys(), {"namespace", "tokens", "last_hash"})
+        self.assertEqual(params["kvtier"].keys(), {"namespace", "tokens", "last_hash", "ticket"})
 
     def test_prefills_and_decodes_that_are_aborted(self) -> None:
         """A prefill that nobody gets an answer of pins nothing. A decode pod that refuses its request lets its engine know by a request

@@ -5,7 +5,7 @@
  * whoever guesses keys cannot guess digests.
  */
 import { createHmac, randomBytes } from 'node:crypto';
-import { RenewedFiles } from '@kvtier/wire/tls';
+import { RenewedFiles } from '@kvtier/config/files';
 
 export interface ApiKeysOptions {
   readonly reloadMs?: number;

@@ -1,10 +1,10 @@
 /** Beyond loopback: who is let in, by keys, by certificates or by a network that is trusted; and the listener of probes and scrapes. */
-import { execFileSync } from 'node:child_process';
-import { copyFileSync, mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { type RequestOptions, request } from 'node:https';
 import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { ownCertificate, renew } from '@kvtier/config/testing';
 import { say } from '@kvtier/registry/testing';
 import OpenAI, { AuthenticationError } from 'openai';
 import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest';
@@ -19,25 +19,15 @@ const inFolder = (name: string): string => join(folder, name);
 
 beforeAll(() => {
   folder = mkdtempSync(join(tmpdir(), 'kvtier-beyond-'));
-  const kind = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days', '2'];
-  // Each is its own authority.
-  for (const name of ['first', 'second', 'client']) {
-    const files = ['-keyout', inFolder(`${name}.key`), '-out', inFolder(`${name}.pem`)];
-    const names = ['-subj', `/CN=${name}`, '-addext', 'subjectAltName=IP:127.0.0.1'];
-    execFileSync('openssl', [...kind, ...files, ...names], { stdio: 'ignore' });
-  }
+  for (const name of ['first', 'second', 'client']) ownCertificate(folder, name);
   writeFileSync(inFolder('keys'), `${user}\n`, { mode: 0o600 });
   writeFileSync(inFolder('admins'), `${admin}\n`, { mode: 0o600 });
 });
 afterAll(() => rmSync(folder, { recursive: true }));
 
-/** As Kubernetes changes a mounted secret: another file under the old name. */
-function use(name: string): void {
-  for (const kind of ['key', 'pem']) {
-    copyFileSync(inFolder(`${name}.${kind}`), inFolder(`next.${kind}`));
-    renameSync(inFolder(`next.${kind}`), inFolder(`server.${kind}`));
-  }
-}
+const use = (name: string): void => {
+  for (const kind of ['key', 'pem']) renew(folder, `${name}.${kind}`, `server.${kind}`);
+};
 
 const tlsOf = (clientCa?: string) => {
   use('first');

@@ -44,7 +44,9 @@ const says =
 it('passes body and answer on byte by byte, with the worker’s name', async () => {
   const text = '{"as": "it  is",\n "é": 1}';
   one.answer = says(200, text);
-  const response = await ask({}, { headers: { 'content-type': 'application/json', 'x-request-id': 'mine' } });
+  const trace = { traceparent: '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01', tracestate: 'a=b' };
+  const response = await ask({}, { headers: { 'content-type': 'application/json', 'x-request-id': 'mine', ...trace } });
+  expect(one.seen[0]!.headers).toMatchObject(trace);
   expect([response.status, await response.text()]).toEqual([200, text]);
   expect(one.seen[0]!.body).toBe(JSON.stringify(body));
   expect([one.seen[0]!.path, one.seen[0]!.headers['x-request-id']]).toEqual(['/v1/chat/completions', 'mine']);

@@ -11,11 +11,11 @@ import { type Choice, sessionHeaders } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import { leave } from '@kvtier/registry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import type { Workplace } from './answers.ts';
 import type { Forwarded } from './engines.ts';
 import { HttpError } from './errors.ts';
 import type { PassedOn } from './pass-on.ts';
 import type { Placed } from './placed.ts';
+import type { Workplace } from './plan.ts';
 import { Tries } from './tries.ts';
 import { TwoLegs } from './two-legs.ts';
 

@@ -11,9 +11,9 @@
 import { randomUUID } from 'node:crypto';
 import { Outdated, sessionIn, type Targets, targetsIn } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
-import type { Logger } from '@kvtier/telemetry';
+import { type Logger, traceparentOf } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { runAnswers, type Totals, type Workplace } from './answers.ts';
+import { runAnswers } from './answers.ts';
 import { type Body, bodyOf } from './bodies.ts';
 import { BodyReader, type Read } from './body-reader.ts';
 import { forward } from './forwarding.ts';
@@ -21,6 +21,7 @@ import type { RequestMetrics } from './metrics.ts';
 import type { Models } from './models.ts';
 import type { PassedOn } from './pass-on.ts';
 import { Placed } from './placed.ts';
+import type { Totals, Workplace } from './plan.ts';
 import type { Endpoint } from './replies.ts';
 import { type RequestTrace, traceRequest } from './request-log.ts';
 import { type Progress, RunningAnswers } from './running-answers.ts';
@@ -48,6 +49,8 @@ interface AskedFor {
   readonly targets: Targets;
   /** Empty: they name none, as its body may. */
   readonly session: string;
+  /** W3C's; undefined: they bear none. */
+  readonly traceparent: string | undefined;
   readonly trace: RequestTrace;
 }
 
@@ -117,9 +120,11 @@ export class Generation {
     try {
       const targets = targetsIn(request.headers, this.#options.ttftMs);
       const session = sessionIn(request.headers);
+      const traceparent = traceparentOf(request.headers.traceparent);
+      const asked: AskedFor = { arrivedMs, targets, session, traceparent, trace };
       for (let leftReads = maxReads; ; leftReads--) {
         try {
-          return await this.#once(endpoint, request, reply, { arrivedMs, targets, session, trace }, abort.signal);
+          return await this.#once(endpoint, request, reply, asked, abort.signal);
         } catch (error) {
           // Its tokens are no words of the workers that are there now.
           if (!(error instanceof Outdated) || leftReads <= 1 || !bodyOf(request).isKept) throw error;
@@ -166,14 +171,17 @@ export class Generation {
     endpoint: Endpoint,
     requestId: string,
     { readFor: model, params: read, prompts, keys, echoes }: Exclude<Read, PassedOn>,
-    { targets, session, trace }: AskedFor,
+    { targets, session, traceparent, trace }: AskedFor,
     rest: Pick<Job, 'placed' | 'arrivedMs' | 'body' | 'signal'>,
   ): Job {
     const params = session === '' ? read : { ...read, session };
     const defaultMaxTokens = endpoint === 'chat' ? Number.POSITIVE_INFINITY : completionMaxTokens;
     return {
       endpoint,
-      plan: { requestId, model, prompts, keys, params, defaultMaxTokens, arrivedMs: rest.arrivedMs, targets },
+      plan: {
+        ...{ requestId, traceparent, model, prompts, keys, params, defaultMaxTokens },
+        ...{ arrivedMs: rest.arrivedMs, targets },
+      },
       head: {
         id: `${endpoint === 'chat' ? 'chatcmpl' : 'cmpl'}-${requestId}`,
         created: Math.floor(Date.now() / 1000),

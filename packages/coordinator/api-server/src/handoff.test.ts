@@ -79,7 +79,8 @@ const metric = async (line: string) => {
 
 describe('a split', () => {
   it('has the prompt computed by another worker, says so, and leaves nothing', async () => {
-    const response = await ask();
+    const traceparent = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01';
+    const response = await ask({}, { headers: { 'content-type': 'application/json', traceparent } });
     expect(response.status).toBe(200);
     expect(header(response, 'worker')).toBe('a');
     expect(header(response, 'prefill-worker')).toBe('p');
@@ -93,6 +94,7 @@ describe('a split', () => {
       { prefillOnly: { blocks: 100, draws: true }, promptTokenIds: prompt, maxTokens: 8 },
     ]);
     expect(d.seen[0]!.request.requestId).not.toBe(p.seen[0]!.request.requestId);
+    expect([d, p].map(({ seen }) => seen[0]!.request.traceparent)).toEqual([traceparent, traceparent]);
     await atRest();
     expect(await metric('kvtier_handoff_decisions_total{decision="split",reason="sooner"}')).toBe(1);
     expect(await metric('kvtier_handoff_blocks_total{what="come"}')).toBe(100);

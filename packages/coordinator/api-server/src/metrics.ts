@@ -2,8 +2,8 @@
 import { KvError } from '@kvtier/errors';
 import { turnMetrics } from '@kvtier/telemetry/metrics';
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
-import type { Totals } from './answers.ts';
 import type { Engines } from './engines.ts';
+import type { Totals } from './plan.ts';
 
 const secondsBuckets = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120];
 

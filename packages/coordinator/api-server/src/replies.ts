@@ -1,5 +1,5 @@
 /** The JSON that OpenAI's clients expect: whole answers and chunks of a stream, for both endpoints. */
-import type { Delta, FinishReason, Totals } from './answers.ts';
+import type { Delta, FinishReason, Totals } from './plan.ts';
 
 export type Endpoint = 'completion' | 'chat';
 

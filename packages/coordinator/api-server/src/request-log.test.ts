@@ -30,7 +30,8 @@ it('of a request that is served: by whom and why, predicted and seen', async () 
     ...{ policy: 'predicted', why: expect.stringContaining('computes'), held: '0 blocks' },
     ...{ predictedFirstTokenMs: expect.any(Number), firstTokenMs: expect.any(Number), ms: expect.any(Number) },
   });
-  expect(at.engine.seen[0]!.request.requestId).toBe(lines[0]!.workerRequest);
+  // The worker's own line says the same two.
+  expect(at.engine.seen[0]!.request).toMatchObject({ requestId: lines[0]!.workerRequest, traceparent });
   expect(JSON.stringify(lines[0])).not.toContain('secret');
 });
 
@@ -55,6 +56,7 @@ it('of one that is refused: what its client was told; a traceparent that is none
   await (await ask({ traceparent: zero })).text();
   await vi.waitUntil(() => lines.length === 1, patience);
   expect(lines[0]).toMatchObject({ status: 200, traceparent: undefined });
+  expect(at.engine.seen[0]!.request.traceparent).toBeUndefined();
 });
 
 it('none where it is not asked for', async () => {

@@ -2,7 +2,7 @@
  * One log line a request, when the configuration asks for it (`logRequests`): who had it, why, what was predicted and what was seen, under
  * the client's own names for it. Nothing of prompts and answers.
  */
-import type { Logger } from '@kvtier/telemetry';
+import { type Logger, traceparentOf } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Placed } from './placed.ts';
 
@@ -47,11 +47,4 @@ export function traceRequest(
     );
   });
   return trace;
-}
-
-/** W3C's: version, trace, parent, flags; undefined: there is none, or it is none. */
-function traceparentOf(value: unknown): string | undefined {
-  if (typeof value !== 'string' || !/^(?!ff)[\da-f]{2}-[\da-f]{32}-[\da-f]{16}-[\da-f]{2}$/.test(value))
-    return undefined;
-  return /^..-0{32}-|-0{16}-..$/.test(value) ? undefined : value;
 }

@@ -103,7 +103,9 @@ describe('the two legs', () => {
   it('prefill gets one token and no stream, decode the body as it came with what prefill answered', async () => {
     await open(['p', 'd']);
     const streamed = { ...chat, stream: true, stream_options: { include_usage: true }, min_tokens: 3, top_n: 1 };
-    const response = await ask(streamed, { 'x-request-id': 'mine' });
+    const traceparent = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01';
+    const response = await ask(streamed, { 'x-request-id': 'mine', traceparent });
+    expect([p, d].map(({ seen }) => seen[0]!.headers.traceparent)).toEqual([traceparent, traceparent]);
     expect(await textOfEvents(response)).toBe(answerTo(messages));
     const { stream_options: _, ...rest } = streamed;
     expect(bodiesOf(p)).toEqual([

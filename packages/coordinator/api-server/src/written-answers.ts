@@ -6,9 +6,9 @@
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import type { FastifyReply } from 'fastify';
-import type { Delta, Plan, Totals } from './answers.ts';
 import { toHttpError } from './errors.ts';
 import type { Placed } from './placed.ts';
+import type { Delta, Plan, Totals } from './plan.ts';
 import {
   type Answer,
   chunksOf,

@@ -6,7 +6,7 @@
  *                                                     │  hand-offs (who computes its prompt) ◄─┘  └─► endpoint picker, for gateways
  */
 import { makeApiServer } from '@kvtier/api-server';
-import { type CoordinatorConfig, readEventAccess, readWorkerAccess } from '@kvtier/config';
+import { type CoordinatorConfig, readEventAccess, WorkerAccess } from '@kvtier/config';
 import { Dispatcher } from '@kvtier/dispatch';
 import { type EndpointPicker, startEndpointPicker } from '@kvtier/endpoint-picker';
 import { Copies, HandOffs, InTime } from '@kvtier/handoff';
@@ -35,7 +35,12 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   const { routing, handoff, admission, index, access, host, port, tls, tokenizers } = config;
   const { apiKeysFile, adminKeysFile, trustedNetwork, operations } = config;
   const discovery = discoveryOf(config);
-  const fleet = new Fleet({ logger, media: Indexes.media, ...(access && { access: readWorkerAccess(access) }) });
+  const workerAccess =
+    access &&
+    new WorkerAccess(access, (why) =>
+      why === undefined ? logger.info('worker access: files in use') : logger.warn(why),
+    );
+  const fleet = new Fleet({ logger, media: Indexes.media, ...(workerAccess && { access: workerAccess }) });
   const eventAccess = readEventAccess(config.kvEvents);
   const isPlanned = config.planner.scaler !== null || config.planner.roles === 'live';
   const indexes = new Indexes({ fleet, maxBytes: index.maxBytes, tokenizers, access: eventAccess, isPlanned, logger });
@@ -82,6 +87,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     dispatcher.close();
     indexes.close();
     await fleet.close();
+    workerAccess?.close();
   };
   let ended: Promise<void> | undefined;
   const close = (): Promise<void> => (ended ??= end());

@@ -62,6 +62,16 @@ describe('a choice', () => {
     expect(nameOf(await dispatcher.choose(request(), never))).toBe('b');
   });
 
+  it('goes where the step that gives tokens ends first', async () => {
+    const { workers, dispatcher } = rig();
+    const stepping = (forMs: number) => ({
+      ...{ running: 1, stepS: 1, stepPerRequestS: 0, stepBegunAtMs: performance.now() - forMs },
+    });
+    for (let i = 0; i < 8; i++) workers.add(`a${i}`, {}, stepping(0));
+    workers.add('b', {}, stepping(100));
+    expect(nameOf(await dispatcher.choose(request(), never))).toBe('b');
+  });
+
   it('counts what is sent at once: the next request goes elsewhere', async () => {
     const { workers, dispatcher } = rig();
     for (const name of ['a', 'b', 'c']) workers.add(name);

@@ -17,7 +17,7 @@ class State {
   running = 0;
   tokensAhead = 0;
   stepTokens = 0;
-  stepForS = 0;
+  stepForS: number | undefined = undefined;
   usedBlocks = 0;
   totalBlocks = 0;
   waitingBlocks = 0;
@@ -87,7 +87,7 @@ export class Lane {
       state.running = load.running;
       state.tokensAhead = load.tokensAhead;
       state.stepTokens = load.stepTokens;
-      state.stepForS = load.stepTokens > 0 ? (nowMs - load.stepBegunAtMs) / 1_000 : 0;
+      state.stepForS = load.stepBegunAtMs > 0 ? (nowMs - load.stepBegunAtMs) / 1_000 : undefined;
       state.usedBlocks = load.usedBlocks;
       state.waitingBlocks = load.waitingBlocks;
       state.totalBlocks = facts?.totalBlocks ?? 0;

@@ -9,7 +9,8 @@
  * answer before it sends pieces: the endpoint is chosen by load when the headers come.
  *
  * Invariants: one message is worked on at a time, and no other is read meanwhile; bytes held are counted by `HeldBytes`; every state has
- * a deadline; the request's share of a worker's load ends with the answer, with the stream, or at a deadline, exactly once.
+ * a deadline, its end, too, which a gateway that reads nothing would put off; the request's share of a worker's load ends with the
+ * answer, with the stream, or at a deadline, exactly once.
  */
 import { type ServerDuplexStream, status } from '@grpc/grpc-js';
 import { KvError } from '@kvtier/errors';
@@ -20,7 +21,7 @@ import {
   type ProcessingRequest,
   type ProcessingResponse,
 } from '@kvtier/wire/ext-proc';
-import { toStatus } from '@kvtier/wire/grpc';
+import { resetCall, toStatus } from '@kvtier/wire/grpc';
 import { goesOn, picked, type RequestPart, refused, sentBack } from './answers.ts';
 import { type Asked, askedOf, headersOf, type Metadata, servedOf } from './asked.ts';
 import type { HeldBytes } from './held-bytes.ts';
@@ -40,6 +41,8 @@ export interface ConversationLimits {
   readonly waitMs: number;
   /** Between two messages of an answer, and of what the gateway takes from us. */
   readonly silenceMs: number;
+  /** From its end on, for the gateway to read that; then the stream is reset. */
+  readonly endMs: number;
 }
 
 export interface ConversationParts {
@@ -361,6 +364,9 @@ export class Conversation {
     this.#release();
     this.#call.end();
     this.#call.resume(); // what still comes is nobody's
+    if (this.#call.closed) return;
+    const reset = setTimeout(() => resetCall(this.#call as never), this.#parts.limits.endMs);
+    this.#call.once('close', () => clearTimeout(reset));
   }
 }
 

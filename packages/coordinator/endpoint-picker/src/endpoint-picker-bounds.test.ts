@@ -44,6 +44,30 @@ describe('bounds', () => {
     expect(rig.dispatch.told.slice(1)).toEqual(['ended pod-0']);
   });
 
+  it('a gateway that stops reading: the stream is reset, and others of its connection go on', async () => {
+    await rig.start({ silenceMs: 40, endMs: 40 });
+    const stream = rig.gateway.open({ modes: modes.duplex });
+    stream.post();
+    stream.requestBody(body);
+    await stream.has(2);
+    stream.call.pause();
+    stream.responseHeaders('10.0.0.1:8000');
+    // Sent back, it is more than HTTP/2 lets through to who does not read.
+    for (let at = 0; at < 64; at++) stream.responseBody(Buffer.alloc(50_000), false);
+    expect(await rig.metric('kvtier_picker_streams')).toBe(1);
+    await rig.idle();
+    expect(rig.dispatch.told.slice(1)).toEqual(['first pod-0', 'ended pod-0']);
+    const other = rig.gateway.open({ modes: modes.duplex });
+    other.post();
+    other.requestBody(body);
+    await other.has(2);
+    other.end();
+    expect(await other.closed()).toBe(status.OK);
+    stream.call.resume();
+    expect(await stream.closed()).toBe(status.CANCELLED);
+    await rig.idle();
+  });
+
   it('more streams than maxStreams: a status, for the gateway’s failure mode', async () => {
     await rig.start({ maxStreams: 1 });
     const first = rig.gateway.open({ modes: modes.duplex });

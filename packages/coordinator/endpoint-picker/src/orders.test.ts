@@ -26,6 +26,7 @@ beforeAll(async () => {
       waitMs: 20,
       receiveMs: 60,
       silenceMs: 100,
+      endMs: 100,
     }),
     dispatch,
     reader: { read: () => Promise.reject(new Error('not read')) },

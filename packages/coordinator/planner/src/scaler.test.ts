@@ -1,10 +1,10 @@
 /** The scaler over a real connection, KEDA's part played by a client of its protocol. */
-import { execFileSync } from 'node:child_process';
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { credentials, Metadata, type ServiceError, status } from '@grpc/grpc-js';
 import { plannerSchema } from '@kvtier/config';
+import { ownCertificate } from '@kvtier/config/testing';
 import { createLogger } from '@kvtier/telemetry';
 import { ExternalScalerClient, type IsActiveResponse, type ScaledObjectRef } from '@kvtier/wire/external-scaler';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
@@ -149,13 +149,7 @@ it('with TLS it answers who shows a certificate of its authority, and nobody els
   const folder = mkdtempSync(join(tmpdir(), 'kvtier-scaler-'));
   const at = (name: string): string => join(folder, name);
   const bytes = (name: string): Buffer => readFileSync(at(name));
-  // Each is its own authority.
-  const kind = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days', '2'];
-  for (const name of ['server', 'keda', 'stranger']) {
-    const names = ['-subj', `/CN=${name}`, '-addext', 'subjectAltName=IP:127.0.0.1'];
-    const files = ['-keyout', at(`${name}.key`), '-out', at(`${name}.pem`)];
-    execFileSync('openssl', [...kind, ...files, ...names], { stdio: 'ignore' });
-  }
+  for (const name of ['server', 'keda', 'stranger']) ownCertificate(folder, name);
   const tls = { certFile: at('server.pem'), keyFile: at('server.key'), clientCaFile: at('keda.pem') };
   const closed = await start({ tls });
   try {

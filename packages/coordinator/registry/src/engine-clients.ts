@@ -5,8 +5,8 @@
  * That server counts calls that its client resets, and beyond 1,000 (and 33 a second) closes the connection with every call on
  * it (nghttp2's answer to CVE-2023-44487). Users who leave and stop strings reset calls.
  *
- * Invariant: calls of a connection that were reset, and those that still may be, are at most `maxAtRisk`. The next call opens
- * another connection; the old one goes when its last call has ended.
+ * Invariant: calls of a connection that were reset, and those that still may be, are at most `maxAtRisk`; it shows the certificate that
+ * its files hold. The next call opens another connection; the old one goes when its last call has ended.
  */
 import type { ChannelOptions } from '@grpc/grpc-js';
 import type { KvError } from '@kvtier/errors';
@@ -26,6 +26,8 @@ const options: ChannelOptions = {
 /** A client with its connection. */
 export interface EngineConnection {
   readonly client: EngineClient;
+  /** What it began with. */
+  readonly tls: Pick<TlsFiles, 'ca' | 'cert' | 'key'> | undefined;
   running: number;
   resets: number;
 }
@@ -37,7 +39,7 @@ export class EngineClients {
   #opened = 0;
   #refusal: KvError | undefined;
 
-  /** `address`: "unix:/path" or "host:port". */
+  /** `address`: "unix:/path" or "host:port". `tls` may hold other files from one call to the next. */
   constructor(address: string, tls?: TlsFiles) {
     this.#address = address;
     this.#tls = tls;
@@ -57,7 +59,7 @@ export class EngineClients {
   /** For one call, which `end` is told the end of. */
   begin(): EngineConnection {
     const last = this.#current;
-    if (last.resets + last.running >= maxAtRisk) {
+    if (last.resets + last.running >= maxAtRisk || !this.#isOfNow(last)) {
       this.#current = this.#open();
       this.#closeIfLeft(last);
     }
@@ -93,11 +95,17 @@ export class EngineClients {
     this.#current.client.close();
   }
 
+  /** Its library would go on with the files that it began with: a certificate has an end. */
+  #isOfNow({ tls }: EngineConnection): boolean {
+    return tls?.ca === this.#tls?.ca && tls?.cert === this.#tls?.cert && tls?.key === this.#tls?.key;
+  }
+
   #open(): EngineConnection {
     this.#opened++;
     const credentials = clientCredentials(this.#address, (why) => (this.#refusal = why), this.#tls);
     const { serverName } = this.#tls ?? {};
     const named = serverName === undefined ? options : { ...options, 'grpc.ssl_target_name_override': serverName };
-    return { client: new EngineClient(this.#address, credentials, named), running: 0, resets: 0 };
+    const tls = this.#tls && { ca: this.#tls.ca, cert: this.#tls.cert, key: this.#tls.key };
+    return { client: new EngineClient(this.#address, credentials, named), tls, running: 0, resets: 0 };
   }
 }

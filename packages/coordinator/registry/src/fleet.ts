@@ -18,7 +18,7 @@ import { type Access, type LinkTimes, linkTimes } from './link.ts';
 import { usualLoads } from './load-rates.ts';
 import { type FleetCounts, Member, type MemberHost } from './member.ts';
 import { openLink } from './open-link.ts';
-import type { Forwarded } from './openai-link.ts';
+import type { Forwarded } from './pod-requests.ts';
 import type { Share } from './sent-ledger.ts';
 import type { Leaning, Sent, Worker, WorkerFacts } from './worker.ts';
 

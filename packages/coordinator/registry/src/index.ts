@@ -7,7 +7,7 @@ export { fleetMetrics } from './fleet-metrics.ts';
 export { type Access, type LinkTimes, linkTimes } from './link.ts';
 export { expectedLoads, usualLoads } from './load-rates.ts';
 export type { FleetCounts } from './member.ts';
-export { type Forwarded, leave } from './openai-link.ts';
+export { type Forwarded, leave } from './pod-requests.ts';
 export type { Share } from './sent-ledger.ts';
 export { StaticDiscovery } from './static-discovery.ts';
 export type { Leaning, Sent, Worker, WorkerFacts, WorkerLoad, WorkerState } from './worker.ts';

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { KvtierLink } from './kvtier-link.ts';
 import { type LinkHost, linkTimes } from './link.ts';
-import { ScriptedEngine } from './testing/index.ts';
+import { event, greedy, ScriptedEngine } from './testing/index.ts';
 
 let dir: string;
 let engine: ScriptedEngine;
@@ -19,11 +19,62 @@ afterEach(async () => {
   rmSync(dir, { recursive: true, force: true });
 });
 
+const calm: LinkHost = {
+  described: () => undefined,
+  answers: () => {},
+  lost: () => {},
+  refused: () => {},
+  ended: () => {},
+  usualPrefillTokensPerS: () => 1,
+  usualLoadBlocksPerS: () => undefined,
+};
+
+it.each([
+  [
+    'generate',
+    async (link: KvtierLink) => (await link.generate(greedy({}), new AbortController().signal).next()).value,
+  ],
+  [
+    'follow',
+    (link: KvtierLink) =>
+      new Promise((resolve) => {
+        const { signal } = new AbortController();
+        // It ends with the line.
+        link.follow(greedy({}), signal, resolve).catch(() => {});
+      }),
+  ],
+])('%s: when tokens come, a step has begun, but where the worker says which one runs', async (_how, firstEvent) => {
+  let answered = 0;
+  const host = { ...calm, answers: () => void answered++ };
+  const link = new KvtierLink({
+    ...{ name: 'engine', address: `unix:${dir}/engine.sock`, sender: 's', media: [], tls: undefined },
+    ...{ host, times: linkTimes },
+  });
+  try {
+    link.start();
+    while (answered === 0) await new Promise(setImmediate);
+    expect(link.load().stepBegunAtMs).toBe(0);
+    engine.script = (call) => void call.write(event({ tokenIds: [7] }));
+    const beforeMs = performance.now();
+    await firstEvent(link);
+    const { stepBegunAtMs } = link.load();
+    expect(stepBegunAtMs).toBeGreaterThanOrEqual(beforeMs);
+    expect(stepBegunAtMs).toBeLessThanOrEqual(performance.now());
+    engine.load = { step: { tokens: 100, forS: 10 } };
+    engine.tell();
+    while (link.load().stepTokens === 0) await new Promise(setImmediate);
+    expect(link.load().stepBegunAtMs).toBeLessThan(beforeMs);
+  } finally {
+    await link.close();
+  }
+});
+
 it('closed between what the worker is and its load: the line is over, and nothing looks at it any more', async () => {
   const told: string[] = [];
   const silentMs = 20;
   let closed: Promise<void> | undefined;
   const host: LinkHost = {
+    ...calm,
     described: () => {
       closed = link.close();
       return undefined;
@@ -31,9 +82,6 @@ it('closed between what the worker is and its load: the line is over, and nothin
     answers: () => told.push('answers'),
     lost: ({ code }) => told.push(code),
     refused: (why) => told.push(why),
-    ended: () => {},
-    usualPrefillTokensPerS: () => 1,
-    usualLoadBlocksPerS: () => undefined,
   };
   const times = { ...linkTimes, silentMs };
   const link: KvtierLink = new KvtierLink({

@@ -41,8 +41,10 @@ export class KvtierLink implements Link {
   #blockTokens = 1;
   #toldAtMs = 0;
   #measuredLoads: readonly number[] = noLoad.loadBlocksPerS;
+  /** When tokens came last: a step ended, and the next one began. */
+  #tokensAtMs = 0;
   /** What `load` gives, until something changes. */
-  #load: WorkerLoad | undefined;
+  #load: { -readonly [K in keyof WorkerLoad]: WorkerLoad[K] } | undefined;
   #running: Promise<void> | undefined;
   #stopWatch: (() => void) | undefined;
 
@@ -84,6 +86,7 @@ export class KvtierLink implements Link {
     try {
       const asked = sentNumber === undefined ? request : { ...request, sender, sentNumber };
       for await (const event of this.calls.generate(asked, signal)) {
+        this.#stepEnded();
         if (event.finishReason !== '') this.#over(sentNumber);
         yield event;
       }
@@ -99,12 +102,19 @@ export class KvtierLink implements Link {
     try {
       const asked = sentNumber === undefined ? request : { ...request, sender, sentNumber };
       await this.calls.follow(asked, signal, (event) => {
+        this.#stepEnded();
         if (event.finishReason !== '') this.#over(sentNumber);
         return onEvent(event);
       });
     } finally {
       this.#options.host.ended();
     }
+  }
+
+  /** Tokens come at the end of a step. For each of them: what else is known of the load stays as it is. */
+  #stepEnded(): void {
+    this.#tokensAtMs = performance.now();
+    if (this.#load?.stepTokens === 0) this.#load.stepBegunAtMs = this.#tokensAtMs;
   }
 
   /** Before anybody hears of it: the choice that its end brings about knows of it. */
@@ -148,7 +158,7 @@ export class KvtierLink implements Link {
       running: Math.max((told?.running ?? 0) + running, 0),
       tokensAhead: (told?.tokensAhead ?? 0) + tokensAhead,
       stepTokens: told?.step?.tokens ?? 0,
-      stepBegunAtMs: told?.step === undefined ? 0 : this.#toldAtMs - told.step.forS * 1_000,
+      stepBegunAtMs: told?.step === undefined ? this.#tokensAtMs : this.#toldAtMs - told.step.forS * 1_000,
       usedBlocks: told?.usedBlocks ?? 0,
       waitingBlocks: (told?.waitingBlocks ?? 0) + blocks,
       freedBlocksPerS: rates?.freedBlocksPerS ?? 0,
@@ -230,6 +240,7 @@ export class KvtierLink implements Link {
   }
 
   #hear(told: ToldLoad, isFirst: boolean): void {
+    if (isFirst) this.#tokensAtMs = 0;
     this.#ledger.hear(told, isFirst);
     this.#told = told;
     const { rates } = told;

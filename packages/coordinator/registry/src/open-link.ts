@@ -30,8 +30,8 @@ export function openLink({ record, host, sender, times, media, access }: OpenLin
 
 function tlsOf({ name, address }: WorkerRecord, access: Access | undefined): TlsFiles | undefined {
   if (isLocal(address)) return undefined;
-  const { ca, cert, key, serverName } = access ?? {};
-  if (ca && cert && key) return { ca, cert, key, serverName };
+  // As it stands: what its files hold may change.
+  if (access?.ca && access.cert && access.key) return access as TlsFiles;
   const missing = 'is beyond loopback, where TLS and a certificate of ours are needed';
   throw new KvError('CONFIG', `worker ${name}: ${address} ${missing}; configure caFile, certFile and keyFile`);
 }

@@ -55,6 +55,43 @@ sglang:cache_config_info{num_pages="500",page_size="64"} 1`;
     });
   });
 
+  it('counts an SGLang engine once, however many of its ranks tell of it', async () => {
+    const ranks = (name: string, dpRank: string, values: readonly number[]): string =>
+      values
+        .map(
+          (value, tp) =>
+            `sglang:${name}{model_name="m",tp_rank="${tp}",pp_rank="0",moe_ep_rank="0"${dpRank}} ${value}\n`,
+        )
+        .join('');
+    const of = (dpRank: string, values: Record<string, readonly number[]>): string =>
+      Object.entries(values)
+        .map(([name, each]) => ranks(name, dpRank, each))
+        .join('');
+    const alone = { num_queue_reqs: [7, 7, 6, 7], num_running_reqs: [2, 3, 3, 3], token_usage: [0.4, 0.4, 0.4, 0.4] };
+    const pages = { page_size: [64, 64, 64, 64], num_pages: [500, 500, 500, 500] };
+    expect(await scrapeOf('w', of('', { ...alone, ...pages }))).toMatchObject({
+      ...{ waiting: 7, running: 3, usedShare: 0.4, blockTokens: 64, totalBlocks: 500 },
+    });
+    // Engines beside each other hold requests and pages of their own.
+    const other = { num_queue_reqs: [1, 1], num_running_reqs: [4, 4], token_usage: [0.2, 0.2], num_pages: [250, 250] };
+    const both = of(',dp_rank="0"', { ...alone, ...pages }) + of(',dp_rank="1"', other);
+    const found = await scrapeOf('w', both);
+    expect(found).toMatchObject({ waiting: 8, running: 7, blockTokens: 64, totalBlocks: 750 });
+    expect(found.usedShare).toBeCloseTo(0.3);
+    const byPriority = ['', '0', '5'].map((priority, i) => [priority, [3, 1, 2][i]] as const);
+    const lines = (name: string): string =>
+      byPriority.map(([priority, value]) => `sglang:${name}{tp_rank="0",priority="${priority}"} ${value}\n`).join('');
+    const queued = lines('num_queue_reqs') + lines('num_running_reqs');
+    expect(await scrapeOf('w', queued)).toMatchObject({ waiting: 3, running: 3 });
+    // Of what its front end counts, series are of kinds of requests.
+    const kinds =
+      'sglang:inter_token_latency_seconds_count{kind="a"} 2\nsglang:inter_token_latency_seconds_count{kind="b"} 3';
+    expect(await scrapeOf('w', queued + kinds)).toMatchObject({ intervals: 5 });
+    await expect(scrapeOf('w', of('', { ...alone, num_running_reqs: [1, Number.NaN, 2] }))).rejects.toThrow(
+      'has NaN for',
+    );
+  });
+
   it('reads SGLang’s own gauges of its pages, which newer versions have in place of a line', async () => {
     const text = `sglang:num_queue_reqs{tp_rank="0"} 0
 sglang:num_running_reqs{tp_rank="0"} 0

@@ -1,6 +1,7 @@
 /**
  * What a pod's `/metrics` (Prometheus' text form) says of its load, in vLLM's and in SGLang's names. A pod may be of several engines
- * (data parallel), each with its series: counts are added, shares averaged. What is missing is undefined, what is nonsense refused.
+ * (data parallel), each with its series: counts are added, shares averaged. Of SGLang the ranks of one engine may each have theirs, too,
+ * of the same requests: these count once. What is missing is undefined, what is nonsense refused.
  *
  * Names: the Gateway API inference extension's model server protocol; vLLM's `vllm:*`, SGLang's `sglang:*`.
  */
@@ -68,7 +69,7 @@ export async function scrapeOf(worker: string, text: string): Promise<Scrape> {
   const of = (field: Field): readonly Sample[] => {
     for (const name of names[field]) {
       const list = samples.get(name);
-      if (list !== undefined && list.length > 0) return list;
+      if (list !== undefined && list.length > 0) return name.startsWith('sglang:') ? ofEngines(list) : list;
     }
     return [];
   };
@@ -104,6 +105,23 @@ export async function scrapeOf(worker: string, text: string): Promise<Scrape> {
     intervals: sum('intervals', Number.MAX_SAFE_INTEGER),
     intervalS: sum('intervalS', Number.MAX_SAFE_INTEGER),
   };
+}
+
+/**
+ * A series for each data parallel engine. Its ranks (tensor and pipeline parallel, of experts), all of which tell where it is started so,
+ * schedule the same requests, and one may be a step behind: the most counts. By priority all is told again, beside the sum, whose priority
+ * is empty.
+ */
+function ofEngines(samples: readonly Sample[]): readonly Sample[] {
+  const engines = new Map<string, Sample>();
+  for (const sample of samples) {
+    if ((sample.labels.get('priority') ?? '') !== '') continue;
+    const own = [...sample.labels].filter(([name]) => name === 'dp_rank' || !name.endsWith('_rank'));
+    const engine = JSON.stringify(own.toSorted());
+    const last = engines.get(engine);
+    if (last === undefined || !(last.value >= sample.value || Number.isNaN(last.value))) engines.set(engine, sample);
+  }
+  return [...engines.values()];
 }
 
 /** In lines whose labels say it (vLLM's, SGLang's before 0.5.12), or in gauges of their own. */

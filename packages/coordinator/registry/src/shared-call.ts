@@ -49,11 +49,14 @@ interface Request {
   room: number;
 }
 
+const textChars = ({ requestId, cacheSalt, loraName, traceparent = '' }: GenerateRequest): number =>
+  requestId.length + cacheSalt.length + loraName.length + traceparent.length;
+
 /** One that cannot be written must not break the call for others; what it costs to find out is its own call's. */
 export const mayShare = (request: GenerateRequest): boolean =>
   request.promptTokenIds.length <= mostPromptTokens &&
   request.stopTokenIds.length <= mostStopTokens &&
-  request.requestId.length + request.cacheSalt.length + request.loraName.length <= mostTextChars &&
+  textChars(request) <= mostTextChars &&
   (request.seed === undefined || BigInt.asUintN(64, request.seed) === request.seed);
 
 export class SharedCall {

@@ -50,8 +50,9 @@ export interface WorkerLoad {
   readonly waiting: number;
   readonly running: number;
   readonly tokensAhead: number;
-  /** Of these, those that the step computes which ran when it told, and when that began, on our clock; 0, 0: none, or not known. */
+  /** Of these, those that the step computes which ran when it told; 0: none, or not known. */
   readonly stepTokens: number;
+  /** When that step began, on our clock; of one that computes none, when tokens of the one before it came. 0: not known. */
   readonly stepBegunAtMs: number;
   readonly usedBlocks: number;
   readonly waitingBlocks: number;

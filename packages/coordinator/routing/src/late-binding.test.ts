@@ -292,13 +292,25 @@ describe('late binding', () => {
     expect(late.take(states, 0, chance)).toMatchObject({ item: 'a', worker: 0, held: { match: { blocks: 0 } } });
     ahead[0] = 3_900;
     late.add('b', { ...request(4_010), keys }, 1, 4_010);
-    // 4 s, and the last step 2,048 of the 4,000 tokens: before, it would be admitted beside the first one, and compute all of it.
-    expect(late.take(states, 1_950, chance)).toBe(undefined);
-    expect(late.take(states, 1_960, chance)).toMatchObject({ item: 'b', worker: 0, held: { match: { blocks: 250 } } });
+    // 4 s, and 2,048 tokens in the first step: before that has ended, it would be admitted beside the first one, and compute the rest, too.
+    expect(late.take(states, 2_040, chance)).toBe(undefined);
+    expect(late.take(states, 2_060, chance)).toMatchObject({ item: 'b', worker: 0, held: { match: { blocks: 250 } } });
     // Whoever asked first has gone: nothing is computed, and nobody waits for it.
-    late.add('c', { ...request(8_000), keys }, 2_000, 8_000);
+    late.add('c', { ...request(8_000), keys }, 2_100, 8_000);
     ahead[0] = 0;
-    expect(late.take(states, 2_000, chance)!.item).toBe('c');
+    expect(late.take(states, 2_100, chance)!.item).toBe('c');
+  });
+
+  it('knows that steps are filled with what waits before a prompt: its last tokens may be all that its last step computes', () => {
+    const late = new LateBinding<string>({ ...lateBindingDefaults, openS: 10 });
+    const keys = Int32Array.from({ length: 2 * 250 }, (_, at) => at);
+    const states = (): WorkerState[] => [state(100, 0, 4), state(9_000, 0, 4)];
+    late.add('a', { ...request(4_000), keys }, 0, 4_000);
+    expect(late.take(states, 0, chance)).toMatchObject({ item: 'a', worker: 0 });
+    late.add('b', { ...request(4_010), keys }, 1, 4_010);
+    // 100 tokens and the first 3,996 of the prompt are two steps.
+    expect(late.take(states, 4_080, chance)).toBe(undefined);
+    expect(late.take(states, 4_110, chance)).toMatchObject({ item: 'b', worker: 0, held: { match: { blocks: 250 } } });
   });
 
   it('forgets what a worker was computing when its number stands for another one', () => {

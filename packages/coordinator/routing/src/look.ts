@@ -175,12 +175,17 @@ export class Look {
     return workS(request, this.loads[worker]!, known[worker]!);
   }
 
-  /** How long it takes there until its first token; and of that, what is computed last. */
+  /**
+   * How long it takes there until its first token; and of that, the step that computes its last tokens. Steps before that one are full, with
+   * what waits there already.
+   */
   takes({ request, known }: Held<unknown>, worker: number): { readonly seconds: number; readonly lastStepS: number } {
     const load = this.loads[worker]!;
-    const computeS = computedTokensOf(request, load, known[worker]!) / load.prefillTokensPerS;
-    const lastStepS = Math.min(computeS, chunkTokens / load.prefillTokensPerS);
-    return { seconds: costOf(request, load, 0, 0, 1, known[worker]!), lastStepS };
+    const { tokensAhead, stepTokens = 0, prefillTokensPerS } = load;
+    const tokens = Math.max(tokensAhead - stepTokens, 0) + computedTokensOf(request, load, known[worker]!);
+    const lastStepTokens = tokens - (Math.ceil(tokens / chunkTokens) - 1) * chunkTokens;
+    const seconds = costOf(request, load, 0, 0, 1, known[worker]!);
+    return { seconds, lastStepS: lastStepTokens / prefillTokensPerS };
   }
 
   /** It waits for this worker: who comes after it finds less of it. */

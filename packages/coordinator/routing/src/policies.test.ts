@@ -224,6 +224,19 @@ describe('policies', () => {
     expect([0.03, 0.055, 0.1].map((stepForS) => choose('predicted', [queued, at(stepForS)]))).toEqual([0, 1, 1]);
   });
 
+  it('goes where the step ends first, of steps that only give tokens, too; of one that nobody told, half is left', () => {
+    // Steps of 12 ms, begun so many ms ago, or some whole steps before that.
+    const at = (forMs?: number): WorkerState => worker({ running: 2, stepForS: forMs && forMs / 1000 });
+    expect(choose('predicted', [at(3), at(9)])).toBe(1);
+    expect(choose('predicted', [at(9), at(12 + 10)])).toBe(1);
+    expect(choose('predicted', [at(), at(5)])).toBe(0);
+    expect(choose('predicted', [at(), at(7)])).toBe(1);
+    // One that has not measured how long its steps are is weighed by what it has to do.
+    const unmeasured = (tokensAhead: number): WorkerState =>
+      worker({ running: 2, stepForS: 0.003, stepS: 0, stepPerRequestS: 0, tokensAhead });
+    expect(choose('predicted', [unmeasured(500), unmeasured(0)])).toBe(1);
+  });
+
   it('gives a new worker work, and has it brought what others hold', () => {
     const holder = (tokensAhead: number): WorkerState => worker({ match: match(4), tokensAhead });
     const fresh = worker({ remoteBlocks: 4, remoteMedium: 1 });

@@ -13,11 +13,9 @@ export interface WorkerState {
   readonly running: number;
   /** Prompt tokens that it has still to compute, of all that wait and run. */
   readonly tokensAhead: number;
-  /**
-   * Of these, prompt tokens that the step which runs computes, and for how many seconds it has run; undefined: no prompt is computed
-   * just now, or it is not known.
-   */
+  /** Of these, prompt tokens that the step which runs computes; undefined or 0: none, or it is not known. */
   readonly stepTokens?: number | undefined;
+  /** For how many seconds that step has run; if none computes prompts, one of those that only give tokens. undefined: not known. */
   readonly stepForS?: number | undefined;
   /** KV blocks that its requests hold, and all that it has. */
   readonly usedBlocks: number;

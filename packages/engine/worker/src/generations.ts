@@ -4,14 +4,18 @@
  * Invariant: after the last event, or after `abort`, nothing more is told, and the request's blocks are free again.
  */
 import type { CacheUse, Engine, Output, GenerateRequest as ScheduledRequest } from '@kvtier/scheduler';
+import type { Logger } from '@kvtier/telemetry';
 import { type GenerateEvent, type GenerateRequest, toFailure } from '@kvtier/wire/grpc';
 import type { LoadWatches } from './load-watches.ts';
 import type { WorkerMetrics } from './metrics.ts';
+import { requestLine } from './request-log.ts';
 
 export interface GenerationsOptions {
   readonly engine: Pick<Engine, 'submit' | 'abort' | 'changeHandOff' | 'tellFirstToken'>;
   readonly metrics: WorkerMetrics;
   readonly watches: LoadWatches;
+  /** Gets a line for each request. */
+  readonly requestLogger?: Logger | undefined;
 }
 
 /** Must not throw. */
@@ -46,15 +50,18 @@ export class Generations {
     const { sender, sentNumber } = request;
     // Two clients may choose the same name: what the scheduler sees is ours.
     const requestId = `${request.requestId}@${this.#begun++}`;
+    const line = requestLine(request, this.#options.requestLogger);
     let [runs, ended] = [false, false];
     const end = (outcome: string): void => {
       ended = true;
       if (this.#handOffs.get(request.requestId) === requestId) this.#handOffs.delete(request.requestId);
       if (sender !== undefined && sentNumber !== undefined) watches.over(sender, sentNumber);
       metrics.observeEnd(outcome);
+      line.over(outcome);
     };
     const onOutput = (output: Output): void => {
       if (ended) return;
+      line.told(output);
       const { tokenIds, finishReason, cache, handOff, error } = output;
       if (error) {
         end(error.code);
@@ -121,7 +128,7 @@ const wireCacheUse = (use: CacheUse): NonNullable<GenerateEvent['cache']> => ({
 /** What a client sent, as the scheduler takes it; it checks the values. */
 const scheduled = (
   requestId: string,
-  { sender: _sender, sentNumber: _sentNumber, ...request }: GenerateRequest,
+  { sender: _sender, sentNumber: _sentNumber, traceparent: _traceparent, ...request }: GenerateRequest,
 ): ScheduledRequest => ({
   ...request,
   requestId,

@@ -6,6 +6,7 @@
  */
 import { KvError } from '@kvtier/errors';
 import type { Engine } from '@kvtier/scheduler';
+import type { Logger } from '@kvtier/telemetry';
 import { type Description, type EngineServer, unary } from '@kvtier/wire/grpc';
 import { Generations } from './generations.ts';
 import type { LoadWatches } from './load-watches.ts';
@@ -31,6 +32,8 @@ export interface EngineServiceOptions {
   readonly watches: LoadWatches;
   readonly prefetches: Pick<PrefixPrefetches, 'begin'>;
   readonly shared: SharedCalls;
+  /** Gets a line for each request. */
+  readonly requestLogger?: Logger | undefined;
 }
 
 export function engineService(options: EngineServiceOptions): EngineServer {

@@ -4,12 +4,12 @@
  */
 import { randomBytes } from 'node:crypto';
 import { setTimeout as setTimer } from 'node:timers/promises';
-import { type EngineWorkerConfig, readGroup, readWorkerTls } from '@kvtier/config';
+import { type EngineWorkerConfig, readGroup } from '@kvtier/config';
 import { type ArenaPin, createExecutor, type Executor } from '@kvtier/executor';
 import { ChainHasher, keysAndValues, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine, noConnector } from '@kvtier/scheduler';
 import { endProcessAfter, type Logger, type RunningService } from '@kvtier/telemetry';
-import { EngineService, startGrpcServer } from '@kvtier/wire/grpc';
+import { EngineService, startGrpcServer, TlsServerCredentials } from '@kvtier/wire/grpc';
 import { LoadWatches } from './load-watches.ts';
 import { WorkerMetrics } from './metrics.ts';
 import type { OpenConnector } from './open-connector.ts';
@@ -121,11 +121,13 @@ export async function startWorker(
     ...{ hasher, vocabSize, maxTokens: engine.maxTotalTokens },
   });
   const shared = new SharedCalls();
-  const server = await startGrpcServer(
-    config.listen,
-    (grpc) => grpc.addService(EngineService, engineService({ engine, describe, metrics, watches, prefetches, shared })),
-    { tls: config.tls === null ? undefined : readWorkerTls(config.tls), channel: liveness },
-  );
+  const tls = config.tls === null ? undefined : tlsOf(config.tls, logger);
+  const requestLogger = config.logRequests ? logger : undefined;
+  const service = engineService({ engine, describe, metrics, watches, prefetches, shared, requestLogger });
+  const server = await startGrpcServer(config.listen, (grpc) => grpc.addService(EngineService, service), {
+    credentials: tls,
+    channel: liveness,
+  });
   logger.info({ ...executor.describe?.() }, 'the model is loaded');
   logger.info({ model: config.servedName, blocks: executor.blockCount, address: server.address }, 'engine serves');
   const source = events && {
@@ -142,6 +144,7 @@ export async function startWorker(
       watches.close();
       shared.close();
       await server.close(graceMs);
+      tls?.close();
       await member?.close();
       await engine.close();
       await events?.close();
@@ -151,6 +154,13 @@ export async function startWorker(
     },
   };
 }
+
+/** Who comes with a certificate of its authority. Renewed files serve the next connection. @throws KvError CONFIG */
+const tlsOf = (files: NonNullable<EngineWorkerConfig['tls']>, logger: Logger): TlsServerCredentials =>
+  new TlsServerCredentials(files, {
+    reloadMs: files.reloadMs,
+    onProblem: (why) => (why === undefined ? logger.info('TLS files in use') : logger.warn(why)),
+  });
 
 /** Nothing new is taken; until what is there has ended, or `drainMs` have passed. */
 async function drained(engine: Engine, drainMs: number): Promise<void> {

@@ -12,6 +12,8 @@ import { type CacheNode, openCacheNode } from './node.ts';
 
 const payloadBytes = 100_000;
 const count = 12;
+/** Of conditions that hold soon, on a machine that does many other things. */
+const patience = { timeout: 20_000 };
 let folder: string;
 const nodes: CacheNode[] = [];
 
@@ -104,3 +106,28 @@ it('what one node holds, the other reads; a dead peer costs hits and nothing els
   b.store.checkIntegrity();
   await reader.end();
 }, 60_000);
+
+it('a ticket that is shown at one node ends the pin at the other, which holds the block', async () => {
+  const [near, far] = [await freePort(), await freePort()];
+  await open('near', near, far);
+  const node = await open('far', far, near);
+  const [reader, writer] = [await engine('near'), await engine('far')];
+  await writer.write('x');
+  await vi.waitFor(async () => expect(await reader.held('x')).toEqual([{ tier: 'peer', count }]), patience);
+  const ticket = Buffer.alloc(16, 3);
+  const hashes = packed('x', count);
+  const pin = await writer.client.call({ $case: 'pin', value: { hashes, ttlMs: 600_000, ticket } }, 'done');
+  expect(pin.count).toBe(count);
+  const shown = () => node.store.counters.get('pin.tickets.shown') ?? 0;
+  const show = (said: Buffer, name: string) =>
+    reader.client.call({ $case: 'endPin', value: { ticket: said, hash: packed(name, 1) } }, 'done');
+  // Nobody holds this block: nobody is told. The other one's ticket is nobody's.
+  expect(await show(ticket, 'y')).toEqual({ count: 0 });
+  expect(await show(Buffer.alloc(16, 4), 'x')).toEqual({ count: 0 });
+  await vi.waitFor(() => expect(node.store.counters.get('pin.tickets.unknown')).toBe(1), patience);
+  expect(shown()).toBe(0);
+  expect(await show(ticket, 'x')).toEqual({ count: 0 });
+  await vi.waitFor(() => expect(shown()).toBe(1), patience);
+  expect((await writer.client.call({ $case: 'unpin', value: { hashes } }, 'done')).count).toBe(0);
+  await Promise.all([reader.end(), writer.end()]);
+});

@@ -10,7 +10,7 @@ import { arenaPrefix } from '@kvtier/data-plane/places';
 import { silent } from '@kvtier/placement/testing';
 import { systemClock } from '@kvtier/runtime';
 import { packed, RawClient } from '@kvtier/session/testing';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { openCacheNode } from './node.ts';
 
 const payloadBytes = 10_000;
@@ -119,6 +119,27 @@ it('tells nothing of what is held where the arena leaves no room beside it', asy
     await node.close();
   } finally {
     execFileSync('umount', [small]);
+  }
+});
+
+it('keeps no table of what is held where it cannot be mapped, and serves', async () => {
+  const refused = vi.spyOn(native, 'mapShared').mockImplementation(() => {
+    throw new Error('mmap: no memory');
+  });
+  try {
+    const node = await open();
+    expect(refused).toHaveBeenCalledOnce();
+    const client = await RawClient.connect(path.join(folder, 'node.sock'));
+    const { arenaPath, heldTag, hasLockFile } = await client.attach({ payloadBytes: BigInt(payloadBytes) });
+    expect([heldTag, hasLockFile, HeldBlocks.open(arenaPath, 0)]).toEqual([undefined, true, null]);
+    const hashes = packed('a', 3);
+    const { offsets } = await client.call({ $case: 'reserve', value: { parent: Buffer.alloc(0), hashes } }, 'reserved');
+    await client.call({ $case: 'commit', value: { offsets, checksums: offsets.map(() => 1n) } }, 'done');
+    expect((await client.call({ $case: 'lookup', value: { hashes } }, 'lookup')).held).toBe(3);
+    await client.end();
+    await node.close();
+  } finally {
+    refused.mockRestore();
   }
 });
 

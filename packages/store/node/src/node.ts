@@ -9,8 +9,8 @@ import { mkdirSync, realpathSync } from 'node:fs';
 import path from 'node:path';
 import { type ArenaHandle, native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
-import { decodeHeader, headerBytes } from '@kvtier/identity';
-import { type BlockFields, type Failpoint, type Quotas, Store } from '@kvtier/placement';
+import { decodeHeader, headerBytes, type Namespace } from '@kvtier/identity';
+import { type BlockFields, type Failpoint, type Quotas, Store, ticketOf } from '@kvtier/placement';
 import type { Clock, Log } from '@kvtier/runtime';
 import { SessionServer } from '@kvtier/session';
 import { ArenaTier, type ArenaTierOptions, type RedisSettings, type S3Settings, verifyBlocks } from '@kvtier/tiers';
@@ -116,7 +116,8 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
     for (const tier of [arena, ...lower]) events?.follow(tier);
     if (peers !== null) {
       const below = lower.find(({ name }) => name === 'disk');
-      undo.push(await peers.serve(below, (namespace, hash) => store.arriving(namespace, hash, 'disk')));
+      const endPin = (namespace: Namespace, ticket: Buffer) => void store.endPin(namespace, ticketOf(ticket), null);
+      undo.push(await peers.serve(below, (namespace, hash) => store.arriving(namespace, hash, 'disk'), endPin));
     }
     const server = await SessionServer.listen({
       socketPath: options.socketPath,

@@ -16,6 +16,7 @@ export interface PeersOptions {
   readonly maxBlocks: number;
 }
 
+type EndPin = (namespace: Namespace, ticket: Buffer) => void;
 type Arriving = (namespace: Namespace, hash: HashKey) => Promise<void> | undefined;
 
 export interface Peers {
@@ -24,9 +25,9 @@ export interface Peers {
   setOthers(addresses: readonly PeerAddress[]): void;
   /**
    * Give blocks of the arena and of the tier below to peers; returns the end of that. KvError when it cannot listen. `arriving`: of
-   * a block that this node reads itself, fulfilled when that has ended.
+   * a block that this node reads itself, fulfilled when that has ended. `endPin`: somebody has shown a ticket there.
    */
-  serve(below: Tier | undefined, arriving: Arriving): Promise<() => Promise<void>>;
+  serve(below: Tier | undefined, arriving: Arriving, endPin: EndPin): Promise<() => Promise<void>>;
   /** After the tier and the server have been closed. */
   close(): Promise<void>;
 }
@@ -45,9 +46,9 @@ export function openPeers(
   return {
     tier,
     setOthers: (addresses) => tier.setPeers([...options.peers, ...addresses]),
-    async serve(below, arriving) {
+    async serve(below, arriving, endPin) {
       if (listen === null) return async () => {};
-      const server = await PeerServer.open({ ...listen, ...node, loops, below, arriving, security });
+      const server = await PeerServer.open({ ...listen, ...node, loops, below, arriving, endPin, security });
       return () => server.close();
     },
     close: () => loops.close(),

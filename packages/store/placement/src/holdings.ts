@@ -15,6 +15,8 @@ import type { NamespaceState } from './fetches.ts';
 import { Load, type LoadEvents } from './load.ts';
 import type { StoreParts } from './parts.ts';
 import { Prefetch } from './prefetch.ts';
+import { SessionPins } from './session-pins.ts';
+import type { Ticket } from './tickets.ts';
 
 export type ReserveStatus = 'reserved' | 'held' | 'busy' | 'refused';
 
@@ -54,8 +56,7 @@ export class Holdings {
   readonly #reserved = new Map<number, Reserved>();
   readonly #loads = new Map<bigint, Load>();
   readonly #prefetches = new Map<bigint, Prefetch>();
-  /** Pinned blocks and how to cancel the end of their time. */
-  readonly #pins = new Map<HashKey, () => void>();
+  readonly #pins: SessionPins;
   /** What its loads wait for. */
   readonly #waits = { awaited: 0 };
   #connected = true;
@@ -65,6 +66,7 @@ export class Holdings {
     this.#parts = parts;
     this.state = state;
     this.#traits = traits;
+    this.#pins = new SessionPins(parts, state);
   }
 
   /** Slots or leases are out that an engine's copy may be using. */
@@ -75,7 +77,7 @@ export class Holdings {
   /** `awaited`: blocks that its loads wait for though they cannot be had yet. */
   get counts(): { readonly reserved: number; readonly loads: number; readonly pins: number; readonly awaited: number } {
     const { awaited } = this.#waits;
-    return { reserved: this.#reserved.size, loads: this.#loads.size, pins: this.#pins.size, awaited };
+    return { reserved: this.#reserved.size, loads: this.#loads.size, pins: this.#pins.blockCount, awaited };
   }
 
   /**
@@ -275,49 +277,21 @@ export class Holdings {
     return this.#prefetches.get(id)?.cancel() ?? 0;
   }
 
-  /** Keep blocks of the arena from eviction for a time. Returns how many of `hashes` are kept now. */
-  pin(hashes: readonly HashKey[], ttlMs: number): number {
-    const { arena, pins, limits, clock, counters, isOver } = this.#parts;
-    const { namespace, payloadBytes } = this.state;
-    const maxPins = Math.floor(limits.maxPinnedBytes / payloadBytes);
-    let count = 0;
-    for (const hash of hashes) {
-      this.unpin([hash]); // its time begins anew
-      const block = arena.get(namespace, hash);
-      if (block?.payloadBytes !== payloadBytes || isOver(block.expiresS)) continue;
-      if (this.#pins.size >= maxPins) {
-        counters.add('pin.refused.session_limit');
-        continue;
-      }
-      pins.pin(namespace, hash);
-      this.#pins.set(
-        hash,
-        clock.after(Math.min(ttlMs, limits.maxPinTtlMs), () => void this.unpin([hash])),
-      );
-      count++;
-    }
-    return count;
+  /** As `SessionPins.pin`. */
+  pin(hashes: readonly HashKey[], ttlMs: number, ticket?: Ticket): number {
+    return this.#pins.pin(hashes, ttlMs, ticket);
   }
 
   /** Returns how many of `hashes` were pinned by this session. */
   unpin(hashes: readonly HashKey[]): number {
-    let count = 0;
-    for (const hash of hashes) {
-      const cancelTimer = this.#pins.get(hash);
-      if (cancelTimer === undefined) continue;
-      cancelTimer();
-      this.#pins.delete(hash);
-      this.#parts.pins.unpin(this.state.namespace, hash);
-      count++;
-    }
-    return count;
+    return this.#pins.unpin(hashes);
   }
 
   /** The connection ended: nothing goes on, but slots stay taken (see the head of this file). */
   disconnect(): void {
     if (!this.#connected) return;
     this.#connected = false;
-    this.unpin([...this.#pins.keys()]);
+    this.#pins.end();
     for (const load of this.#loads.values()) load.cancel();
     for (const prefetch of [...this.#prefetches.values()]) prefetch.cancel();
     // Another engine may write these blocks anew, into other slots: this session can no longer commit them.

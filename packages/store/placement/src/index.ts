@@ -11,4 +11,5 @@ export type { ArenaTop, ReadHeader } from './ports.ts';
 export type { StoreStats, TierReport } from './stats.ts';
 export { type LookupResult, Store, type TierSpan } from './store.ts';
 export type { Quota, Quotas } from './tenants.ts';
+export { type Ticket, ticketBytes, ticketOf } from './tickets.ts';
 export type { WritePolicy } from './write-down.ts';

@@ -33,6 +33,10 @@ export interface StoreLimits {
   /** Kept by Pin, one session. */
   readonly maxPinnedBytes: number;
   readonly maxPinTtlMs: number;
+  /** Of its pins with tickets, blocks of all tickets together; beyond them a pin ends by its time alone. */
+  readonly maxTicketBlocks: number;
+  /** Tickets that were shown, of all sessions: whoever pins with one of them later pins nothing. */
+  readonly maxShownTickets: number;
   readonly maxDeadlineMs: number;
   /** A read that takes longer is not waited for by new loads: the tier counts as empty until it answers. */
   readonly stuckReadMs: number;
@@ -79,6 +83,8 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     writeDownsUnderDemand: 1,
     maxPinnedBytes: share(8),
     maxPinTtlMs: 600_000,
+    maxTicketBlocks: 1 << 16,
+    maxShownTickets: 1 << 14,
     maxDeadlineMs: 60_000,
     stuckReadMs: 10_000,
     brokenReadMs: 60_000,

@@ -16,6 +16,7 @@ import type { ArenaTop, ReadHeader, VerifyBlocks } from './ports.ts';
 import type { Prefetched } from './prefetch.ts';
 import type { Recency } from './recency.ts';
 import type { Quotas, Tenants } from './tenants.ts';
+import type { Tickets } from './tickets.ts';
 import type { TierGate } from './tier-gate.ts';
 import type { WriteDown, WritePolicy } from './write-down.ts';
 
@@ -64,6 +65,7 @@ export interface OpenOptions {
 export interface StoreParts {
   readonly arena: ArenaTop;
   readonly pins: Pins;
+  readonly tickets: Tickets;
   readonly clock: Clock;
   readonly log: Log;
   readonly limits: StoreLimits;

@@ -10,6 +10,7 @@ import { it } from 'vitest';
 import type { OpenOptions } from './parts.ts';
 import { Bench, type BlockWriter, chain } from './testing/bench.ts';
 import { settled } from './testing/model.ts';
+import { type Ticket, ticketOf } from './tickets.ts';
 
 const slotCount = 10;
 const limits = {
@@ -66,6 +67,11 @@ class World {
     const engine = this.bench.engine(namespace, traits);
     this.engines.push(engine);
     this.reserved.set(engine, []);
+  }
+
+  /** Each session ever draws its own. */
+  ticket(session: number, number: number): Ticket {
+    return ticketOf(Buffer.of(session, number));
   }
 
   reserve(engine: BlockWriter, name: string, first: number, count: number): void {
@@ -150,6 +156,7 @@ const paths = [
   'quota.evicted.disk',
   'expired.blocks',
   'pin.refused.session_limit',
+  'pin.tickets.shown',
 ];
 const seen = new Map<string, number>();
 
@@ -277,11 +284,22 @@ const steps: fc.Arbitrary<Step> = (() => {
       ),
     },
     {
+      weight: 2,
+      arbitrary: fc.tuple(who, name, fc.integer({ min: 1, max: 100 }), fc.option(fc.nat(7), { nil: undefined })).map(
+        ([at, n, ttl, number]): Step =>
+          (w) => {
+            const engine = engineOf(w, at);
+            const own = number === undefined ? undefined : w.ticket([...w.reserved.keys()].indexOf(engine), number);
+            engine.holdings.pin(chain(n, 3), ttl, own);
+          },
+      ),
+    },
+    {
       weight: 1,
-      arbitrary: fc.tuple(who, name, fc.integer({ min: 1, max: 100 })).map(
-        ([at, n, ttl]): Step =>
+      arbitrary: fc.tuple(who, who, fc.nat(7)).map(
+        ([at, of, number]): Step =>
           (w) =>
-            void engineOf(w, at).holdings.pin(chain(n, 3), ttl),
+            void w.bench.store.endPin(engineOf(w, at).namespace, w.ticket(of % w.reserved.size, number), null),
       ),
     },
     {

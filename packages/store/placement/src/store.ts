@@ -30,6 +30,7 @@ import { maxTiers, Residency } from './residency.ts';
 import { type StoreStats, tierReports } from './stats.ts';
 import { Suspects } from './suspects.ts';
 import { Tenants } from './tenants.ts';
+import { type Ticket, Tickets } from './tickets.ts';
 import { TierGate } from './tier-gate.ts';
 import { TierTtl } from './tier-ttl.ts';
 import { WriteDown } from './write-down.ts';
@@ -78,7 +79,8 @@ export class Store {
     const pins = new Pins(arena);
     const wallS = (): number => Math.floor(clock.wallMs() / 1000);
     const isOver = (expiresS: number): boolean => expiresS !== 0 && expiresS <= wallS();
-    const shared = { arena, pins, clock, log, limits, counters, failpoint, wallS, isOver };
+    const tickets = new Tickets(limits.maxShownTickets);
+    const shared = { arena, pins, tickets, clock, log, limits, counters, failpoint, wallS, isOver };
     const tiers = [arena, ...lower];
     const sketch = options.held && new HeldSketch(options.held, nearBits(tiers));
     this.#residency = new Residency(
@@ -172,6 +174,20 @@ export class Store {
     const tenant = this.#tenants.open(options.tenant ?? '', namespace, payloadBytes);
     const state = this.#parts.namespaces.acquire(namespace, payloadBytes, options.hashBytes);
     return new Holdings(this.#parts, state, { blockTokens, tenant, ttlS: options.ttlS ?? 0 });
+  }
+
+  /**
+   * Somebody shows the ticket of a pin, which ends. Returns how many blocks are let go here. `hash`: one of its blocks, by which the
+   * peers are found that are told when the pin is none of this node's; null: a peer has told it.
+   */
+  endPin(namespace: Namespace, ticket: Ticket, hash: HashKey | null): number {
+    const count = this.#parts.tickets.show(namespace, ticket);
+    this.counters.add(count === undefined ? 'pin.tickets.unknown' : 'pin.tickets.shown');
+    if (count === undefined && hash !== null) {
+      const bytes = Buffer.from(ticket, 'latin1');
+      for (const tier of this.#lower) tier.endPin?.(namespace, bytes, hash);
+    }
+    return count ?? 0;
   }
 
   /** The longest held prefix, from one pass over one index. Counts as use: parents end up at least as recent as their children. */

@@ -166,7 +166,7 @@ export class Connection {
     const arena = { arenaPath, arenaBytes: BigInt(arenaBytes), arenaId };
     const offers = { ...(tokens !== null && { wantsTokenIds: true }), ...(isByteHeld && { hasLockFile: true }) };
     const told = tellsHeld ? { heldTag: tagOf(namespace.key)[0]! >>> 0 } : {};
-    const value = { session: this.#id, ...arena, headerBytes, ...offers, ...told };
+    const value = { session: this.#id, ...arena, headerBytes, ...offers, ...told, endsPins: true };
     this.#send(id, { $case: 'attached', value });
   }
 

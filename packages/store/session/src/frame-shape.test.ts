@@ -73,7 +73,8 @@ it('what clients send passes, up to the most that they may', () => {
     { $case: 'commit', value: { offsets, checksums: offsets } },
     { $case: 'abort', value: { offsets: offsets.map((offset) => offset | (1n << 63n)) } },
     { $case: 'release', value: { loadId: 1n << 63n, corrupt: offsets.map((_, i) => i) } },
-    { $case: 'pin', value: { hashes: Buffer.alloc(most * 32), ttlMs: 1 } },
+    { $case: 'pin', value: { hashes: Buffer.alloc(most * 32), ttlMs: 1, ticket: Buffer.alloc(16) } },
+    { $case: 'endPin', value: { ticket: Buffer.alloc(16), hash: Buffer.alloc(32) } },
     { $case: 'unpin', value: { hashes: Buffer.alloc(0) } },
     { $case: 'prefetch', value: { hashes: Buffer.alloc(32) } },
     { $case: 'cancelPrefetch', value: { prefetchId: 7n } },
@@ -84,7 +85,7 @@ it('what clients send passes, up to the most that they may', () => {
 
 it('whatever the bytes are, what passes decodes within the bounds, or not at all', () => {
   const few = 8;
-  const body = fc.integer({ min: 1, max: 14 });
+  const body = fc.integer({ min: 1, max: 16 });
   const inner = fc.array(
     fc.tuple(fc.integer({ min: 1, max: 4 }), fc.uint8Array({ maxLength: 40 })).map(([n, bytes]) => field(n, bytes)),
     { maxLength: 4 },

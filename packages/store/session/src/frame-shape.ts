@@ -39,6 +39,7 @@ const bodies: Readonly<Record<number, Body>> = {
   13: { name: 'cancelPrefetch' },
   14: { name: 'endLoad' },
   15: { name: 'hold' },
+  16: { name: 'endPin' },
 };
 
 /** KvError PROTOCOL for a frame that is none, or has more in it than a request may have. */

@@ -2,7 +2,7 @@
 import type { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
 import { type HashKey, unpackHashKeys } from '@kvtier/identity';
-import type { PackedHashes } from '@kvtier/placement';
+import { type PackedHashes, type Ticket, ticketBytes, ticketOf } from '@kvtier/placement';
 
 /** As they came, without a string for each. KvError PROTOCOL when the bytes are no whole number of hashes, or too many. */
 export function checkHashes(packed: Buffer, hashBytes: number, maxHashes: number, call: string): PackedHashes {
@@ -25,4 +25,10 @@ export function unpackHashes(packed: Buffer, hashBytes: number, maxHashes: numbe
 export function unpackParent(packed: Buffer, hashBytes: number, call: string): HashKey | null {
   if (packed.length === 0) return null;
   return unpackHashes(packed, hashBytes, 1, `${call}: parent`)[0]!;
+}
+
+/** KvError PROTOCOL when it has another length: it is to be drawn at random, and not to be guessed. */
+export function unpackTicket(bytes: Buffer, call: string): Ticket {
+  if (bytes.length === ticketBytes) return ticketOf(bytes);
+  throw new KvError('PROTOCOL', `${call}: a ticket of ${bytes.length} bytes; draw ${ticketBytes} at random`);
 }

@@ -2,12 +2,12 @@
  * What a session does with each request: proto in, store call, proto out. Synchronous but for Load, whose answers come
  * through `send`. Throws KvError; the connection turns it into a KvFailure, and PROTOCOL into its end.
  */
-import type { Buffer } from 'node:buffer';
+import { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
 import type { Holdings, LoadEvents, Store } from '@kvtier/placement';
 import { type ClientFrame, type Load as LoadRequest, ReserveStatus, type ServerFrame } from '@kvtier/wire';
-import { checkHashes, unpackHashes, unpackParent } from './hashes.ts';
+import { checkHashes, unpackHashes, unpackParent, unpackTicket } from './hashes.ts';
 import type { SessionLimits } from './limits.ts';
 import type { TokenSink } from './options.ts';
 
@@ -86,8 +86,15 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
       return done(holdings.abort(slotsOf(request.value.offsets)));
     case 'release':
       return done(holdings.release(request.value.loadId, request.value.corrupt) ? 1 : 0);
-    case 'pin':
-      return done(holdings.pin(hashesOf(request.value.hashes), request.value.ttlMs));
+    case 'pin': {
+      const { hashes, ttlMs, ticket = Buffer.alloc(0) } = request.value;
+      return done(holdings.pin(hashesOf(hashes), ttlMs, ticket.length > 0 ? unpackTicket(ticket, 'pin') : undefined));
+    }
+    case 'endPin': {
+      const { ticket, hash } = request.value;
+      const held = unpackParent(hash, context.hashBytes, 'endPin');
+      return done(context.store.endPin(holdings.state.namespace, unpackTicket(ticket, 'endPin'), held));
+    }
     case 'prefetch':
       return { $case: 'prefetching', value: holdings.prefetch(id, hashesOf(request.value.hashes)) };
     case 'cancelPrefetch':

@@ -70,6 +70,7 @@ describe('attach', () => {
           arenaPath: '/dev/shm/none',
           arenaBytes: 1n << 20n,
           headerBytes,
+          endsPins: true,
           arenaId: 99n,
         },
       },

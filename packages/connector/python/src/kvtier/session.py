@@ -25,6 +25,7 @@ from typing import Any
 
 from .copies import ArenaRef
 from .errors import KvError
+from .held import HeldTable
 from .hold import hold, own_byte
 from .link import MAX_OUTSTANDING, Exchange, Link, connect, group_id, wake
 from .protocol import MAX_HASHES, PROTOCOL
@@ -56,6 +57,10 @@ class Attachment:
         self.arena = arena
         #: The node's KV events carry token ids: a reserve is to say them.
         self.wants_token_ids = bool(attached.wants_token_ids)
+        #: It knows tickets of pins.
+        self.ends_pins = bool(attached.ends_pins)
+        #: What the node holds, to be read without asking; None: it is asked.
+        self.held: HeldTable | None = None
         self._link = link
         self._least = 4096 + attached.header_bytes
         self._last = attached.arena_bytes - payload_bytes
@@ -206,6 +211,12 @@ class Session:
         read = partial(Held.read, len(hashes) // self.hash_bytes, on_answer)
         return self._ask(Request("lookup", fields, deadline_s, "lookup", read))
 
+    def lacks(self, hashes: bytes, *, gaps: bool = False) -> bool:
+        """Surely a lookup of this chain would find nothing: read beside the arena, in a microsecond. False: the node is to be asked."""
+        attachment = self._present()
+        table = attachment.held
+        return table is not None and attachment.usable and table.lacks(hashes, self.hash_bytes, gaps)
+
     def load(
         self, hashes: bytes, *, deadline_s: float, await_s: float = 0.0, on_ready: Callable[[Load], None] | None = None
     ) -> Load:
@@ -234,13 +245,26 @@ class Session:
         attachment.send(reservation)
         return reservation
 
-    def pin(self, hashes: bytes, *, ttl_s: float, deadline_s: float = 1.0) -> Request[int]:
-        """Keeps blocks from eviction. The value: how many are pinned."""
+    def pin(self, hashes: bytes, *, ttl_s: float, ticket: bytes = b"", deadline_s: float = 1.0) -> Request[int]:
+        """Keeps blocks from eviction. The value: how many are pinned. ``ticket``: 16 random bytes, for somebody else to end it by."""
         fields = {"hashes": self._packed(hashes), "ttl_ms": max(1, int(ttl_s * 1000))}
+        if ticket:
+            fields["ticket"] = ticket
         return self._ask(Request("pin", fields, deadline_s, "done", done_count))
 
     def unpin(self, hashes: bytes, *, deadline_s: float = 1.0) -> Request[int]:
         return self._ask(Request("unpin", {"hashes": self._packed(hashes)}, deadline_s, "done", done_count))
+
+    def end_pin(self, ticket: bytes, block: bytes = b"", *, deadline_s: float = 1.0) -> Request[int]:
+        """Ends what another session pinned with this ticket. ``block``: the name of one of its blocks, by which another host's node is
+        found. The value: how many blocks were let go here; 0 is no error."""
+        request = Request("end_pin", {"ticket": ticket, "hash": block}, deadline_s, "done", done_count)
+        attachment = self._present()
+        if attachment.ends_pins:
+            attachment.send(request)
+        else:
+            request.on_failure(KvError("DISCONNECTED", "no cache node is attached that knows tickets"))
+        return request
 
     def prefetch(self, hashes: bytes, *, deadline_s: float = 1.0) -> Request[str]:
         """Brings what lower tiers hold into the arena behind all loads. The value: why not; "" when it was accepted."""
@@ -329,19 +353,22 @@ class Session:
         if len(attached.session) != 16 or not 4096 <= attached.header_bytes + 4096 < attached.arena_bytes < 1 << 53:
             raise KvError("PROTOCOL", "the cache node described an arena that cannot be")
         arena = ArenaRef(attached.arena_path, attached.arena_bytes, attached.arena_id).within(self._arena_folder)
-        if attached.has_lock_file:
-            arena = self._hold(link, arena)
-        return Attachment(link, attached, link.epoch or 0, self.payload_bytes, arena)
-
-    def _hold(self, link: Link, arena: ArenaRef) -> ArenaRef:
-        """The arena with the byte that this process holds from now on, and with it every process that maps it."""
+        # The byte that this process holds from now on, and with it every process that maps the arena.
         byte = own_byte()
-        self._held_fd = hold(arena.lock_path, byte)
-        if self._held_fd is None:
-            return arena  # the node looks at the process instead
+        self._held_fd = hold(arena.lock_path, byte) if attached.has_lock_file else None
+        if self._held_fd is None:  # the node looks at the process instead
+            return Attachment(link, attached, link.epoch or 0, self.payload_bytes, arena)
+        attachment = Attachment(link, attached, link.epoch or 0, self.payload_bytes, replace(arena, lock_byte=byte))
+        table = HeldTable.open(arena.lock_path, self._held_fd, attached.held_tag) if attached.HasField("held_tag") else None
+
+        def confirmed(body: Any) -> int:
+            if body.count == 1:  # it finds our lock there: the file is the one that it writes
+                attachment.held = table
+            return done_count(body)
+
         # Nobody waits for the answer: it is told before anything that needs slots is asked for.
-        link.post(2, Request("hold", {"byte": byte}, ATTACH_DEADLINE_S, "done", done_count))
-        return replace(arena, lock_byte=byte)
+        link.post(2, Request("hold", {"byte": byte}, ATTACH_DEADLINE_S, "done", confirmed))
+        return attachment
 
     def _let_go(self, settled: bool) -> None:
         """After the last copy: the node may give away what is left of the session. Otherwise the byte is held until the process ends."""
@@ -390,6 +417,8 @@ class _NoAttachment(Attachment):
     """Whatever is sent there has failed."""
 
     def __init__(self) -> None:
+        self.held = None
+        self.ends_pins = False
         self._link = _NoLink()  # type: ignore[assignment]
         self._ids = itertools.count(2)
 

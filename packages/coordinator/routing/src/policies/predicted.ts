@@ -4,7 +4,7 @@
  *     compute = uncached tokens ÷ prefill rate                 bring = Σ over media: blocks there ÷ blocks a second from it
  *     room    = what is missing until it fits, blocks and a place among those that run ÷ what is freed a second
  *     ready   = max(loads ahead + bring, room)
- *     rest    = of the step that runs: what it takes with its prompt tokens, less the time that it has run; half a step, not known
+ *     rest    = of the step that runs: what it takes, with its prompt tokens, less the time that it has run; half a step, not known
  *     done    = rest + max(max(tokens behind that step ÷ prefill rate, ready) + compute, ready + a step)
  *     beside  = steps until its first token × requests there × what a request adds to a step
  *     cost    = done + beside + (compute + bring) × queued ÷ 2
@@ -74,13 +74,16 @@ export function costOf(
 
 /** Seconds until the step that runs ends. */
 function restOfStepS(worker: WorkerState): number {
-  const { stepS, stepTokens = 0, stepForS = 0 } = worker;
+  const { stepS, stepTokens = 0, stepForS } = worker;
   const requests = worker.waiting + worker.running;
   if (requests === 0) return 0;
   const besideS = requests * worker.stepPerRequestS;
-  // Of one that only gives tokens nobody tells when it began: half of it, on average.
-  if (stepTokens === 0) return (stepS + besideS) / 2;
-  return Math.max(Math.max(stepS, stepTokens / worker.prefillTokensPerS) + besideS - stepForS, 0);
+  if (stepTokens > 0)
+    return Math.max(Math.max(stepS, stepTokens / worker.prefillTokensPerS) + besideS - (stepForS ?? 0), 0);
+  const tokenS = stepS + worker.running * worker.stepPerRequestS;
+  // Nobody told when it began: half of it, on average. Who has not measured its steps does not say how long they are.
+  if (stepForS === undefined || tokenS === 0) return tokenS / 2;
+  return (Math.floor(stepForS / tokenS) + 1) * tokenS - stepForS;
 }
 
 /** Seconds of work that the worker has. */

@@ -10,17 +10,18 @@
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
 import { invariant, KvError } from '@kvtier/errors';
-import { type Namespace, namespaceFromDigest } from '@kvtier/identity';
 import { Watch } from '@kvtier/runtime';
 import type { ReadStatus } from '../kit/tier.ts';
 import { Appender } from './appender.ts';
+import { writeCheckpoint } from './checkpoint.ts';
+import { placeOf, takeOver } from './device-contents.ts';
 import { DeviceFiles } from './device-files.ts';
 import type { DiskIndex } from './disk-index.ts';
 import { DiskIo, type ObjectRow } from './disk-io.ts';
 import type { EntryNumber } from './entry-table.ts';
 import { DeviceRoom, isNoSpace } from './file-room.ts';
 import { FolderLock } from './folder-lock.ts';
-import { checkpointBytes, encodeCheckpoint, pageBytes, type SegmentUses } from './format.ts';
+import { pageBytes } from './format.ts';
 import {
   type DiskPlace,
   type DiskTierOptions,
@@ -31,14 +32,8 @@ import {
   defaultTimeoutMs,
   planCapacity,
 } from './options.ts';
-import {
-  checkpointName,
-  findSegments,
-  readCheckpoint,
-  recoverContents,
-  segmentName,
-  unfinishedSuffix,
-} from './recovery.ts';
+import { Patience } from './patience.ts';
+import { unfinishedSuffix } from './recovery.ts';
 import { reinsertHot } from './reinsertion.ts';
 import type { Segment } from './segment.ts';
 import { SegmentPool } from './segment-pool.ts';
@@ -184,7 +179,7 @@ export class DiskDevice {
 
   /** A block that the device cannot read: never listed again in this life of its segment. */
   markBad(segment: Segment, page: number): void {
-    if (this.#badPlaces.size < maxBadPlaces) this.#badPlaces.add(`${segment.id}:${segment.generation}:${page}`);
+    if (this.#badPlaces.size < maxBadPlaces) this.#badPlaces.add(placeOf(segment, page));
   }
 
   /** Out of service, once and loudly. The node lives; what was held is a miss until the device is back. */
@@ -316,50 +311,13 @@ export class DiskDevice {
   /** A new life on what the folder holds. `isFirst`: space for one segment will do; else for the one that was not there. */
   async #recover(isFirst: boolean): Promise<Life> {
     const { log, onStep } = this.#options;
-    const { limitBytes } = this.#plan;
-    const checkpoint = await readCheckpoint(this.dir, this.files, this.#plan.metadataBytes, log);
-    const all = await findSegments(this.dir, this.files, log);
-    let bytes = all.reduce((sum, segment) => sum + segment.bytes, 0);
-    let excess = 0;
-    // The budget has shrunk: the oldest segments go.
-    for (; bytes > limitBytes; excess++) {
-      const path = join(this.dir, segmentName(all[excess]!.id));
-      await this.files.run((files) => native.fileRemove(files, path));
-      bytes -= all[excess]!.bytes;
-    }
-    const pool = this.#newPool();
-    this.#pool = pool;
     const { index } = this.#owner;
-    if (checkpoint !== undefined) index.advance(checkpoint.tick);
-    const known = new Map(checkpoint?.segments.map((uses) => [`${uses.id}:${uses.generation}`, uses]));
-    index.table.reserve(checkpoint?.segments.reduce((sum, { uses }) => sum + uses.length / 2, 0) ?? 0);
-    let open: Segment | undefined;
-    const ranks = new Map<Segment, number>();
-    const marks: [Segment, readonly number[]][] = [];
-    for (const found of all.slice(excess)) {
-      const segment = await pool.adopt(found);
-      if (found.generation === 0) continue;
-      const life = `${found.id}:${found.generation}`;
-      const uses = known.get(life);
-      const gone = this.#erased.get(life) ?? [];
-      const { sealed, hasFooter, tail } = await this.#list(segment, uses, checkpoint?.tick ?? 0, gone);
-      if (!sealed && tail === pageBytes) {
-        pool.setFree(segment);
-        continue;
-      }
-      ranks.set(segment, uses?.rank ?? Number.POSITIVE_INFINITY);
-      segment.tail = Math.max(segment.tail, tail);
-      segment.hasFooter = hasFooter;
-      if (gone.length > 0) marks.push([segment, gone]);
-      open = sealed ? undefined : segment; // only the latest one goes on
-    }
-    if (open !== undefined) open.state = 'open';
-    for (const [segment] of [...ranks].sort(
-      ([a, rankA], [b, rankB]) => compare(rankA, rankB) || a.generation - b.generation,
-    )) {
-      pool.track(segment);
-    }
-    for (const [segment, gone] of marks) pool.eraseAgain(segment, gone); // which may empty it: the policy knows it by now
+    const { dir, files } = this;
+    const known = { erased: this.#erased, badPlaces: this.#badPlaces };
+    const { pool, open, bytes } = await takeOver({ dir, files, index, log, ...this.#plan, ...known }, () => {
+      this.#pool = this.#newPool();
+      return this.#pool;
+    });
     await pool.ensureUsable(isFirst);
     const appender = new Appender({
       pool,
@@ -400,33 +358,6 @@ export class DiskDevice {
     });
   }
 
-  /** `gone`: removed before the outage, page and pages of each. */
-  async #list(segment: Segment, known: SegmentUses | undefined, tick: number, gone: readonly number[]) {
-    const { index } = this.#owner;
-    const gonePages = new Set(gone.filter((_, at) => at % 2 === 0));
-    const namespaces = new Map<Uint8Array, Namespace>();
-    const uses = known?.uses ?? new Uint32Array(0);
-    let at = 0;
-    let digest: Uint8Array | undefined;
-    let namespace: Namespace | undefined;
-    return recoverContents(this.dir, this.files, segment, (block) => {
-      const { page, pages } = block;
-      if (gonePages.has(page)) return;
-      if (this.#badPlaces.size > 0 && this.#badPlaces.has(`${segment.id}:${segment.generation}:${page}`)) return;
-      if (namespace === undefined || block.namespace !== digest) {
-        digest = block.namespace;
-        namespace = namespaces.get(digest) ?? namespaceFromDigest(digest);
-        if (namespaces.size < 64) namespaces.set(digest, namespace);
-      }
-      while (at < uses.length && uses[at]! < page) at += 2;
-      const use = uses[at] === page ? uses[at + 1] : undefined;
-      segment.recovered(namespace.key, (page + pages) * pageBytes);
-      const lastUse = use === undefined ? block.lastUse : Math.max(0, tick - Math.floor(use / 2));
-      const entry = index.restore(namespace, block, segment, lastUse);
-      if (block.hot || (use !== undefined && use % 2 === 1)) index.table.setHot(entry);
-    });
-  }
-
   async #evict(segment: Segment): Promise<void> {
     const { index } = this.#owner;
     await reinsertHot(segment, {
@@ -439,56 +370,18 @@ export class DiskDevice {
     for (const entry of index.listedOf(segment)) this.#owner.onEvicted(entry);
   }
 
-  /** Recency, for the next start: small, and a hint only. Segment after segment, so that nobody waits for all of it. */
+  /** @throws KvError IO */
   async #checkpoint(): Promise<void> {
-    const pool = this.#pool!;
-    const { index } = this.#owner;
-    const { table, tick } = index;
-    const segments: SegmentUses[] = [];
-    const order = [...pool.coldestFirst()];
-    // Two of them, while one replaces the other, and a few pages for the folder, the lock and a probe.
-    if (2 * checkpointBytes(order.length, index.count) > this.#plan.metadataBytes - 4 * pageBytes) return;
-    for (const [rank, segment] of order.entries()) {
-      const uses = new Uint32Array(segment.listedCount * 2);
-      let at = 0;
-      for (const entry of index.listedOf(segment)) {
-        uses[at++] = table.page(entry);
-        const age = Math.min(2 ** 31 - 1, Math.max(0, tick - table.lastUse(entry)));
-        uses[at++] = age * 2 + (table.isHot(entry) ? 1 : 0);
-      }
-      segments.push({ id: segment.id, generation: segment.generation, rank, uses });
-      await new Promise<void>((resolve) => setImmediate(resolve));
-    }
-    const path = join(this.dir, checkpointName);
-    const bytes = encodeCheckpoint({ tick, segments });
-    await this.files.run((files) => native.fileMake(files, path + unfinishedSuffix, bytes));
-    this.#options.onStep?.('disk.close.checkpoint');
-    await this.files.run((files) => native.fileRename(files, path + unfinishedSuffix, path));
-    this.#checkpointTick = tick;
-  }
-}
-
-const compare = (a: number, b: number): number => (a === b ? 0 : a < b ? -1 : 1);
-
-/** One time limit for a row of waits. */
-class Patience {
-  readonly #endMs: number;
-
-  constructor(limitMs: number) {
-    this.#endMs = performance.now() + limitMs;
-  }
-
-  get isOver(): boolean {
-    return performance.now() >= this.#endMs;
-  }
-
-  async wait(work: Promise<unknown> | undefined): Promise<void> {
-    if (work === undefined) return;
-    let timer: NodeJS.Timeout | undefined;
-    const end = new Promise<void>((resolve) => {
-      timer = setTimeout(resolve, Math.max(1, this.#endMs - performance.now()));
+    const { dir, files } = this;
+    const { metadataBytes } = this.#plan;
+    const { onStep = () => {} } = this.#options;
+    const tick = await writeCheckpoint(this.#pool!, {
+      dir,
+      files,
+      index: this.#owner.index,
+      metadataBytes,
+      step: onStep,
     });
-    await Promise.race([work, end]);
-    clearTimeout(timer);
+    if (tick !== undefined) this.#checkpointTick = tick;
   }
 }

@@ -98,6 +98,8 @@ export interface Tier {
   ): Promise<void>;
   /** Bytes of slot that reading this block takes; undefined: not held, or not known before it is read. */
   objectBytes?(namespace: Namespace, hash: HashKey): number | undefined;
+  /** Somebody has shown the ticket of a pin that other nodes behind this tier, which hold this block, may keep for a session of theirs. */
+  endPin?(namespace: Namespace, ticket: Buffer, hash: HashKey): void;
   /** Forget blocks; `reason` "corrupt" is counted as such. Returns how many were held. */
   remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number;
   /**

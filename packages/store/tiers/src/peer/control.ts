@@ -19,7 +19,14 @@ import { encode, type Message, nonceBytes, PeerFrameReader } from './frames.ts';
 /** How peers know each other. All nodes of a cluster have the same. */
 export type PeerSecurity =
   /** Certificates of one authority, PEM; every node has its own and checks the other's. */
-  | { readonly encryption: 'tls'; readonly cert: Buffer; readonly key: Buffer; readonly ca: Buffer }
+  | {
+      readonly encryption: 'tls';
+      readonly cert: Buffer;
+      readonly key: Buffer;
+      readonly ca: Buffer;
+      /** They may be others from one connection to the next: told when that is so. */
+      onRenewed?(listener: () => void): void;
+    }
   /** A shared secret, and bytes that anyone on the way can read: loopback, or a network that is trusted. */
   | { readonly encryption: 'none'; readonly secret: Buffer; readonly trustedNetwork?: boolean };
 

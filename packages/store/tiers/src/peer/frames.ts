@@ -24,8 +24,16 @@ export const kinds = {
   pong: 7,
   hint: 8,
   listed: 9,
+  endPin: 10,
 } as const;
-const fixedBytes = { hello: 20 + nonceBytes, answer: 20 + nonceBytes + 32, proof: 32, welcome: 16 + 2 + 4 } as const;
+const ticketBytes = 16;
+const fixedBytes = {
+  hello: 20 + nonceBytes,
+  answer: 20 + nonceBytes + 32,
+  proof: 32,
+  welcome: 16 + 2 + 4,
+  endPin: 32 + ticketBytes,
+} as const;
 
 export type Message =
   | { readonly kind: 'hello'; readonly epoch: bigint; readonly nonce: Buffer }
@@ -41,7 +49,9 @@ export type Message =
       readonly what: 'used' | 'corrupt';
       readonly namespace: Namespace;
       readonly hashes: readonly HashKey[];
-    };
+    }
+  /** Somebody has shown the ticket of a pin; the server's sessions may have it. */
+  | { readonly kind: 'endPin'; readonly namespace: Namespace; readonly ticket: Buffer };
 
 export interface ChangeMessage {
   readonly kind: 'change';
@@ -91,6 +101,8 @@ function bodyOf(message: Message): Buffer {
     }
     case 'hint':
       return Buffer.concat([Buffer.of(hints.indexOf(message.what)), names(message.namespace, message.hashes)]);
+    case 'endPin':
+      return Buffer.concat([message.namespace.digest, message.ticket]);
     default:
       return Buffer.alloc(0);
   }
@@ -148,6 +160,9 @@ export function decode(frame: Buffer): Message {
       if (what === undefined) throw refuse('a hint of no known kind');
       return { kind: 'hint', what, ...namesOf(body.subarray(1)) };
     }
+    case kinds.endPin:
+      if (body.length !== fixedBytes.endPin) throw refuse('a ticket of a wrong length');
+      return { kind: 'endPin', namespace: namespaceFromDigest(body.subarray(0, 32)), ticket: body.subarray(32) };
     case kinds.ping:
     case kinds.pong:
     case kinds.listed:

@@ -46,6 +46,8 @@ export interface PeerServerOptions {
   readonly maxLentBytes?: number;
   /** This node reads the block from below itself: fulfilled when that has ended. undefined: it does not. */
   readonly arriving?: ((namespace: Namespace, hash: HashKey) => Promise<void> | undefined) | undefined;
+  /** At the peer somebody has shown the ticket of a pin that a session of this node may have. */
+  readonly endPin?: ((namespace: Namespace, ticket: Buffer) => void) | undefined;
 }
 
 /** A block from below in a slot of its own. One read serves all who ask for it meanwhile, and the slot all who are sent it. */
@@ -120,9 +122,13 @@ export class PeerServer {
       void this.#welcome(socket).catch((error: unknown) => this.#refused(socket, error));
     };
     if (security.encryption === 'tls') {
-      const { cert, key, ca } = security;
-      const tls = { cert, key, ca, requestCert: true, rejectUnauthorized: true, minVersion: 'TLSv1.3' as const };
-      const server = createTlsServer({ ...tls, handshakeTimeout: 5000 }, onSocket);
+      const files = () => {
+        const { cert, key, ca } = security;
+        return { cert, key, ca, minVersion: 'TLSv1.3' as const };
+      };
+      const asked = { requestCert: true, rejectUnauthorized: true, handshakeTimeout: 5000 };
+      const server = createTlsServer({ ...files(), ...asked }, onSocket);
+      security.onRenewed?.(() => server.setSecureContext(files()));
       server.on('tlsClientError', (error, socket) => {
         this.#refused(socket, error);
         socket.destroy();
@@ -202,6 +208,7 @@ export class PeerServer {
     control.listen((message: Message) => {
       silent = 0;
       if (message.kind === 'hint') this.#hinted(message.what, message.namespace, message.hashes);
+      if (message.kind === 'endPin') this.#options.endPin?.(message.namespace, message.ticket);
       else if (message.kind !== 'pong') {
         control.end(new KvError('PROTOCOL', 'peer: a message that only a server sends; run nodes of one version'));
       }

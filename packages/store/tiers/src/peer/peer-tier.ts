@@ -113,6 +113,14 @@ export class PeerTier implements Tier {
     }
   }
 
+  /** Tells the holders of the block: whoever pinned it has it in its arena. */
+  endPin(namespace: Namespace, ticket: Buffer, hash: HashKey): void {
+    const holders = this.#directory.holders(namespace, hash);
+    for (const [index, peer] of this.#peers.entries()) {
+      if ((holders & bitsOf(index)) !== 0) peer.hint({ kind: 'endPin', namespace, ticket });
+    }
+  }
+
   async write(_namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]> {
     this.#counts.refused += blocks.length;
     return blocks.map(() => 'refused');

@@ -1,5 +1,6 @@
 /** Peers that are strangers, liars, silent or gone: refused and counted, never a wrong block, never a read that hangs. */
 import { randomBytes } from 'node:crypto';
+import { mkdirSync } from 'node:fs';
 import { connect } from 'node:net';
 import { join } from 'node:path';
 import fc from 'fast-check';
@@ -83,6 +84,44 @@ describe('peers', () => {
     const { tier } = fetchFrom([node.server.port], { security: makeCertificates(bench.dir, '127.0.0.1') });
     await until('it was refused twice', () => tier.stats().outOfServiceReason.includes('certificate'));
     expect(node.server.counts.peers).toBe(0);
+  });
+
+  it('go on with renewed certificates, at both ends, as soon as they connect again', async () => {
+    const made = ['old', 'new'].map((name) => {
+      mkdirSync(join(bench.dir, name));
+      return makeCertificates(join(bench.dir, name), '127.0.0.1') as Extract<PeerSecurity, { encryption: 'tls' }>;
+    });
+    const [old, fresh] = [made[0]!, made[1]!];
+    let [given, fetched] = [old, old];
+    let tell = (): void => {};
+    const renewable = (now: () => typeof old, onRenewed = (_: () => void): void => {}): PeerSecurity => ({
+      encryption: 'tls',
+      get cert() {
+        return now().cert;
+      },
+      get key() {
+        return now().key;
+      },
+      get ca() {
+        return now().ca;
+      },
+      onRenewed,
+    });
+    const security = renewable(
+      () => given,
+      (listener) => (tell = listener),
+    );
+    const node = await give('remote', { security });
+    const connected = (tier: PeerTier): boolean => tier.stats().detail!.usable_peers === 1;
+    const { tier } = fetchFrom([node.server.port], { security: renewable(() => fetched) });
+    await until('both have the old ones', () => connected(tier));
+    given = fresh;
+    tell();
+    const { tier: late } = fetchFrom([node.server.port], { security: renewable(() => fetched) });
+    await until('the old one is of no use any more', () => late.stats().outOfServiceReason.includes('certificate'));
+    expect(connected(tier)).toBe(true); // whose connection stands
+    fetched = fresh;
+    await until('the new one is shown', () => connected(late));
   });
 
   it('that send garbage, or nothing, are closed and counted; others are served meanwhile', async () => {

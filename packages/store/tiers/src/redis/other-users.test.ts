@@ -47,7 +47,7 @@ it('somebody is there for 0.3 s after 50 calls a second, and while nothing is kn
       const told = looks.slice(1).flatMap(({ calls, ms }, i) => {
         const since = looks[i]!;
         if (calls < since.calls) return [];
-        const isAnybody = (calls - since.calls) / ((ms - since.ms) / 1_000) >= 50;
+        const isAnybody = (calls - since.calls) * 1_000 >= 50 * (ms - since.ms);
         return isAnybody && ms - since.ms > 500 ? [] : [{ ms, isAnybody }];
       });
       const known = told.some(({ ms }) => nowMs - ms <= 500);

@@ -42,7 +42,10 @@ def _ended(job: Job) -> Copied:
 
 def held(share: Share, names: bytes, deadline_s: float) -> int:
     """Of a chain, how many pages are held from the first on."""
-    asked = share.session.lookup(names[: MAX_HASHES * HASH_BYTES], deadline_s=deadline_s)
+    chain = names[: MAX_HASHES * HASH_BYTES]
+    if share.session.lacks(chain):
+        return 0
+    asked = share.session.lookup(chain, deadline_s=deadline_s)
     asked.wait(deadline_s + 0.1)
     return asked.value.blocks if asked.error is None and asked.value is not None else 0
 
@@ -50,7 +53,10 @@ def held(share: Share, names: bytes, deadline_s: float) -> int:
 def held_each(share: Share, names: bytes, deadline_s: float) -> list[bool]:
     """Of each page whether it is held, also behind gaps."""
     count = len(names) // HASH_BYTES
-    asked = share.session.lookup(names[: MAX_HASHES * HASH_BYTES], gaps=True, deadline_s=deadline_s)
+    chain = names[: MAX_HASHES * HASH_BYTES]
+    if share.session.lacks(chain, gaps=True):
+        return [False] * count
+    asked = share.session.lookup(chain, gaps=True, deadline_s=deadline_s)
     asked.wait(deadline_s + 0.1)
     found: list[bool] = []
     if asked.error is None and asked.value is not None:

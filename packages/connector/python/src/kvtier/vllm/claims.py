@@ -68,7 +68,7 @@ class Claims:
         known.held = None
         known.lookups = Lookups(attached, list(known.hashes), self._answer_s(known))
         known.asked += 1
-        self._add("lookups", 1)
+        self._add("unasked" if known.lookups.spared else "lookups", 1)
         return True
 
     def _answer_s(self, known: Known) -> float:
@@ -92,7 +92,8 @@ class Claims:
             return self._unanswered(known, "lookup")
         if not known.hear(self._groups):
             return self._unanswered(known, "lookup")
-        self._lookup_slow = False
+        if not lookups.spared:
+            self._lookup_slow = False
         return self._begin(known, request, local_tokens)
 
     def _wait(self, what: Lookups | Stage, patience_s: float | None = None) -> bool:
@@ -278,9 +279,9 @@ class Claims:
         self._spare_s = SPARE_PATIENCES * self._options.patience_us / 1e6
         return planned
 
-    def through(self, told: KvtierWorkerMetadata) -> list[str]:
-        """What workers said of their copies; the requests of which bytes were bad."""
-        failed = []
+    def through(self, told: KvtierWorkerMetadata) -> list[tuple[str, bool]]:
+        """What workers said of their copies; the requests that all ranks are through with, and whether bytes of them were bad."""
+        ended = []
         for number, ranks in told.loaded.items():
             loading = self._loading.get(number)
             if loading is None:
@@ -294,8 +295,8 @@ class Claims:
                 self._released += 1
                 if loading.bad:
                     self._add("corrupt_blocks", sum(len(indexes) for indexes in loading.bad.values()))
-                    failed.append(loading.request)
-        return failed
+                ended.append((loading.request, bool(loading.bad)))
+        return ended
 
     def expire(self, requests: Iterable[Known], now: float) -> None:
         """Leases of requests that the engine does not come to."""

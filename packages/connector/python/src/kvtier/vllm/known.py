@@ -33,6 +33,8 @@ class Known:
     room_at: int = -1
     #: Of another pod, which computes its prompt.
     promise: promises.Promise | None = None
+    #: The same, until what is pinned for it is let go.
+    pinned: promises.Promise | None = None
     #: Why nothing more is loaded for it.
     denied: str = ""
     #: Per group, ids of its blocks from the first on that may be offered.

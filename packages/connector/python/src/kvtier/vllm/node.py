@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from kvtier.vllm.groups import Group, Unsupported
 from kvtier.vllm.guard import Troubles
 from kvtier.vllm.messages import ArenaPlace, KvtierHandshake, Rank
 from kvtier.vllm.options import Options
+from kvtier.vllm.pinning import Pinning
 from kvtier.weights import WeightsMissing, weights_digest
 
 log = logging.getLogger("kvtier.vllm")
@@ -38,9 +39,6 @@ _LINGER_S = 10.0
 _MAPPING_STEPS_S = 2.0
 #: The first requests of an engine may come before its sessions are attached.
 _FIRST_S = 0.5
-#: Promises whose blocks are still to be pinned, and how long that is tried.
-MAX_PINS = 1024
-_PIN_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -51,17 +49,6 @@ class Attached:
     sessions: tuple[Session, ...]
     attachments: tuple[Attachment, ...]
     arena: Arena
-
-
-@dataclass
-class _Pin:
-    attached: Attached
-    #: By group.
-    chains: dict[int, bytes]
-    ttl_s: float
-    until: float
-    asked: list[Any] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
 
 
 class Node:
@@ -84,7 +71,7 @@ class Node:
         self._gone_at: dict[int, float] = {}
         self._seen_at: dict[int, float] = {}
         self._worker_mapped: dict[int, set[Rank]] = {}
-        self._pins: list[_Pin] = []
+        self._pins = Pinning()
         self._complaint = ""
         self._unmapped_since = 0.0
         self._first_asked = 0.0
@@ -164,13 +151,11 @@ class Node:
             session.close(0.0)
         self._poked.set()
 
-    def pin(self, attached: Attached, chains: dict[int, bytes], ttl_s: float) -> bool:
-        """Blocks that were promised stay until another pod has loaded them; they are pinned as soon as they are committed."""
-        if len(self._pins) >= MAX_PINS:
-            return False
-        self._pins.append(_Pin(attached, chains, ttl_s, time.monotonic() + _PIN_LIMIT_S))
+    def pin(self, attached: Attached, chains: dict[int, bytes], ttl_s: float, ticket: bytes = b"") -> bool:
+        """As soon as they are committed; see `Pinning.add`."""
+        added = self._pins.add(attached, chains, ttl_s, ticket)
         self._poked.set()
-        return True
+        return added
 
     def close(self) -> None:
         self._stopped.set()
@@ -275,19 +260,7 @@ class Node:
         self.places = [ArenaPlace(ref.path, ref.bytes, ref.id, ref.lock_byte) for ref in refs]
 
     def _keep_pins(self) -> None:
-        for pin in list(self._pins):
-            if pin.asked and not all(request.done for request in pin.asked):
-                continue
-            missing = any(request.error or request.value < pin.counts[i] for i, request in enumerate(pin.asked))
-            if (pin.asked and not missing) or time.monotonic() > pin.until or self._cached is not pin.attached:
-                self._pins.remove(pin)
-                continue
-            pin.asked, pin.counts = [], []
-            for share, session in zip(pin.attached.shares, pin.attached.sessions):
-                chain = pin.chains.get(share.group.index, b"")
-                if chain:
-                    pin.asked.append(session.pin(chain, ttl_s=pin.ttl_s))
-                    pin.counts.append(len(chain) // session.hash_bytes)
+        self._pins.keep(self._cached)
 
     def _complain(self, what: str) -> None:
         if what != self._complaint:

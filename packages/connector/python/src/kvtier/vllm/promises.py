@@ -2,7 +2,8 @@
 
 The decode pod computes the same block names from the same tokens, so nothing of the prefill pod is needed but when: its answer may come
 before its last block is committed. The promise says up to where and under which names; whoever has other names ignores it, and a promise
-that is not kept is a miss after its deadline. The keys of NIXL's exchange are filled beside it, harmlessly: proxies copy the dict, and
+that is not kept is a miss after its deadline. Its blocks are pinned until their time is over, or until the
+decode pod shows the ticket. The keys of NIXL's exchange are filled beside it, harmlessly: proxies copy the dict, and
 some look for them.
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 KEY = "kvtier"
+TICKET_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Promise:
     tokens: int
     #: Name of the last block, hex.
     last_hash: str
+    #: By which its pins are ended before their time; empty: it has none.
+    ticket: bytes = b""
 
 
 def namespace_of(namespaces: Sequence[bytes]) -> str:
@@ -49,11 +53,21 @@ def read(params: Any) -> Promise | None:
     sound = isinstance(tokens, int) and not isinstance(tokens, bool) and 0 < tokens < 1 << 32
     if not sound or not isinstance(namespace, str) or not isinstance(last, str) or len(namespace) != 64 or len(last) > 128:
         return None
-    return Promise(namespace, tokens, last)
+    return Promise(namespace, tokens, last, _ticket(said.get("ticket")))
+
+
+def _ticket(said: Any) -> bytes:
+    try:
+        return bytes.fromhex(said) if isinstance(said, str) and len(said) == 2 * TICKET_BYTES else b""
+    except ValueError:
+        return b""
 
 
 def answer(promise: Promise, *, engine: str, request: str, groups: int, tensor_ranks: int) -> dict[str, Any]:
     """The response's `kv_transfer_params`, for the router to hand on as they are."""
+    ours = {"namespace": promise.namespace, "tokens": promise.tokens, "last_hash": promise.last_hash}
+    if promise.ticket:
+        ours["ticket"] = promise.ticket.hex()
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
@@ -66,5 +80,5 @@ def answer(promise: Promise, *, engine: str, request: str, groups: int, tensor_r
         "remote_num_tokens": promise.tokens,
         "remote_blocks_expiry_time": None,
         "transfer_mode": "pull",
-        KEY: {"namespace": promise.namespace, "tokens": promise.tokens, "last_hash": promise.last_hash},
+        KEY: ours,
     }

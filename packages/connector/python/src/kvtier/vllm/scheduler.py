@@ -2,7 +2,7 @@
 time happens on the sessions' threads and in native code.
 
     a request comes ──► what may be claimed of it (claims.py)       each step ──► plans for the workers, their results
-    a request goes  ──► pinned, promised to another pod             filled blocks are offered (filled.py, storing.py)
+    a request goes  ──► promised to another pod (handing.py)        filled blocks are offered (filled.py, storing.py)
 
 Invariant: whatever is leased or held ends with its request.
 """
@@ -20,6 +20,7 @@ from kvtier.vllm.claims import SPARE_PATIENCES, Claims
 from kvtier.vllm.filled import Filled
 from kvtier.vllm.groups import Group, Unsupported, align_tokens, groups_of
 from kvtier.vllm.guard import Troubles
+from kvtier.vllm.handing import Handing
 from kvtier.vllm.known import Known
 from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, LoadPlan, Rank
 from kvtier.vllm.node import Attached, Node
@@ -50,8 +51,7 @@ class SchedulerHalf:
         self._unheard: KvtierWorkerMetadata | None = None
         #: Requests of the last step that computed: it may still be under way.
         self._computed: Collection[str] = ()
-        self._engine_id = str(getattr(vllm_config.kv_transfer_config, "engine_id", "") or "")
-        self._tensor_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        self._handing: Handing | None = None
         try:
             identity.check_supported(vllm_config)
             _, self._hash_tokens = identity.block_sizes(vllm_config, kv_cache_config)
@@ -59,6 +59,7 @@ class SchedulerHalf:
             self._align = align_tokens(self._groups)
             self._node = Node(options, vllm_config, self._groups, troubles)
             self._claims = Claims(options, self._groups, self._hash_tokens, self._node, self.counters)
+            self._handing = Handing(options, vllm_config, self._groups, self._hash_tokens, self._node, self.counters)
         except Unsupported as error:
             self.refusal = str(error)
             log.warning("kvtier: nothing is loaded or stored in this engine: %s", error)
@@ -89,7 +90,7 @@ class SchedulerHalf:
 
     def _known(self, request: Any) -> Known:
         params = getattr(request, "kv_transfer_params", None)
-        said = promises.hints_of(params)
+        said, promise = promises.hints_of(params), promises.read(params)
         images = bool(getattr(request, "mm_features", None))
         usable = getattr(request, "lora_request", None) is None and (not images or self.options.multimodal)
         reads = usable and self.options.load and said.get("load", True) is not False
@@ -100,7 +101,8 @@ class SchedulerHalf:
             loads=reads and not getattr(request, "skip_reading_prefix_cache", False),
             stores=usable and self.options.store and said.get("store", True) is not False,
             tokens=getattr(request, "all_token_ids", None) if plain else None,
-            promise=promises.read(params),
+            promise=promise,
+            pinned=promise if promise is not None and promise.ticket else None,
             tables=[[] for _ in self._groups],
             bases=[0] * len(self._groups),
             offered=[0] * len(self._groups),
@@ -186,9 +188,11 @@ class SchedulerHalf:
         if self._node is None or self._claims is None:
             return
         self._node.mapped(told.mapped)
-        for name in self._claims.through(told):
+        for name, is_bad in self._claims.through(told):
             known = self._requests.get(name)
-            if known is not None:
+            if known is not None and self._handing is not None:
+                self._handing.let_go(known, self._offered_to())
+            if known is not None and is_bad:
                 known.denied = "corrupt"
                 # What was bad is stored again, once it is computed.
                 known.offered = [0] * len(self._groups)
@@ -203,12 +207,14 @@ class SchedulerHalf:
             return None
         self._claims.leave(known)
         attached = self._offered_to()
-        if attached is None or self._filled is None:
+        if self._handing is not None:
+            self._handing.let_go(known, attached)
+        if attached is None or self._filled is None or self._handing is None:
             return None
         known.table_of(block_ids)
         self._filled.offer(known, int(request.num_computed_tokens), attached)
         self._heed(known, request, attached)
-        return self._promise(known, request, attached)
+        return self._handing.promise(known, request, attached)
 
     def _heed(self, known: Known, request: Any, attached: Attached) -> None:
         if not self.options.hint_pin_ms or not known.stores:
@@ -221,32 +227,11 @@ class SchedulerHalf:
         for outcome, count in said.outcomes(kept).items():
             self._add(f"hints_{outcome}", count)
 
-    def _promise(self, known: Known, request: Any, attached: Attached) -> dict[str, Any] | None:
-        """What was computed for another pod: pinned, and told in the answer. Of what was aborted there is nothing to tell."""
-        if str(getattr(request, "status", "")).endswith("ABORTED"):
-            return None
-        if not known.stores or not promises.wanted(getattr(request, "kv_transfer_params", None)):
-            return None
-        computed = min(int(request.num_computed_tokens), len(known.hashes) * self._hash_tokens)
-        tokens = computed // self._align * self._align
-        if tokens <= 0 or self._node is None:
-            return None
-        if self.options.pin_ms:
-            self._node.pin(attached, chains_of(known.hashes, self._groups, tokens), self.options.pin_ms / 1e3)
-        namespace = promises.namespace_of([share.namespace for share in attached.shares])
-        promise = promises.Promise(namespace, tokens, known.hashes[tokens // self._hash_tokens - 1].hex())
-        return promises.answer(
-            promise,
-            engine=self._engine_id,
-            request=known.name,
-            groups=len(self._groups),
-            tensor_ranks=self._tensor_ranks,
-        )
-
     def gone(self, name: str) -> None:
         known = self._requests.pop(name, None)
-        if known is not None and self._claims is not None:
+        if known is not None and self._claims is not None and self._handing is not None:
             self._claims.leave(known)
+            self._handing.let_go(known, self._offered_to())
 
     # ---- the rest ---------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def chains_of(hashes: Sequence[bytes], groups: Sequence[Group], tokens: int) -> 
 
 
 class Lookups:
-    """One question to every session."""
+    """One question to every session; none where one of them surely lacks it, for a prefix is what all of them have."""
 
     def __init__(self, attached: Attached, hashes: Sequence[bytes], deadline_s: float) -> None:
         self.attached = attached
@@ -46,14 +46,24 @@ class Lookups:
         #: Per group, the ranges that all its shares hold: put together on the sessions' threads, so that the engine's loop finds it made.
         #: None: somebody has not answered.
         self.held: list[Sequence[tuple[int, int]]] | None = None
+        #: Nobody was asked.
+        self.spared = False
         self._said: list[Held | None] = [None] * len(attached.shares)
         most = 65_536
         #: Per group, the packed names that were asked about.
         self.chains: dict[int, bytes] = {}
+        lacks = False
+        for share, session in zip(attached.shares, attached.sessions):
+            group = share.group
+            if group.index not in self.chains:
+                self.chains[group.index] = hashes_of(hashes, group, 0, min(len(hashes) // group.hash_step, most))
+            chain = self.chains[group.index]
+            lacks = lacks or (bool(chain) and session.lacks(chain, gaps=bool(group.window_tokens)))
+        if lacks:
+            self.spared = True
+            self.held = [()] * (1 + max(self.chains))
+            return
         for at, (share, session) in enumerate(zip(attached.shares, attached.sessions)):
-            blocks = min(len(hashes) // share.group.hash_step, most)
-            if share.group.index not in self.chains:
-                self.chains[share.group.index] = hashes_of(hashes, share.group, 0, blocks)
             chain = self.chains[share.group.index]
             if chain:
                 gaps, heard = bool(share.group.window_tokens), partial(self._hear, at)

@@ -10,11 +10,13 @@ PREFIX = "vllm:kvtier_"
 #: Counter -> what it counts; the name of its metric is `vllm:kvtier_` + the counter + `_total`.
 COUNTERS: dict[str, str] = {
     "lookups": "requests that the cache node was asked about",
+    "unasked": "requests that the cache node need not be asked about: its table of held blocks has nothing of them",
     "loads": "prefixes that were leased",
     "loaded_tokens": "prompt tokens that were claimed from the tier",
     "loaded_blocks": "blocks that were claimed from the tier over native offloading",
     "loaded_bytes": "bytes that were copied from the arena",
     "promises": "requests that waited for what another pod computed",
+    "pins_ended": "requests whose blocks another pod pinned for them, and need not keep any more",
     "hints_done": "actions of KV hints that were done as they say",
     "hints_clipped": "actions of KV hints that keep blocks more shortly than they say",
     "hints_ignored": "actions of KV hints that are not known here, not sound, or of requests with nothing to keep",

@@ -11,29 +11,20 @@ the same pass. Only a step that computes nothing waits, for what it has begun to
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvtier.copies import Arena, ArenaRef, Copies, Job, Layout, Mark, Part
-from kvtier.errors import KvError
-from kvtier.vllm import identity, layouts
-from kvtier.vllm.bases import vllm_version
-from kvtier.vllm.device import Device, device_of
-from kvtier.vllm.groups import Unsupported, groups_of
+from kvtier.copies import Copies, Job, Layout, Mark
+from kvtier.vllm import identity
+from kvtier.vllm.arenas import Arenas
+from kvtier.vllm.device import Device
+from kvtier.vllm.groups import Unsupported
 from kvtier.vllm.guard import Troubles
-from kvtier.vllm.messages import ArenaPlace, KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, LoadPlan, Rank, StorePlan
-from kvtier.vllm.messages import Part as PlannedPart
-from kvtier.vllm.messages import packed, unpacked
+from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, LoadPlan, Part, Rank, StorePlan, unpacked
 from kvtier.vllm.options import Options
-
-log = logging.getLogger("kvtier.vllm")
-
-#: A mapping that failed is tried again after this, at the next step.
-_RETRY_S = 0.5
+from kvtier.vllm.registration import registered
+from kvtier.vllm.store_jobs import StoreJobs
 
 
 class _Load:
@@ -41,7 +32,7 @@ class _Load:
 
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
-        self.jobs: list[tuple[PlannedPart, Job]] = []
+        self.jobs: list[tuple[Part, Job]] = []
         #: share -> indexes of blocks that are not what they should be.
         self.bad: dict[int, set[int]] = {}
 
@@ -57,19 +48,10 @@ class WorkerHalf:
         self._device = Device()
         #: Behind what the engine has enqueued up to this step; made when a copy needs it.
         self._mark: Mark | None = None
-        #: Arenas of which it was not told yet whether they are pinned.
-        self._untold: set[int] = set()
-        self._layouts: list[Layout] = []
-        self._arenas: dict[int, Arena] = {}
-        #: Arenas whose mapping is under way or has failed, by id.
-        self._mapping: dict[int, threading.Thread] = {}
-        self._lock = threading.Lock()
-        self._complaint = ""
-        self._new_arenas: dict[int, Arena] = {}
+        self._layouts: Sequence[Layout] = ()
+        self._arenas = Arenas(self._live, options.arena_dir or None)
         self._loads: dict[int, _Load] = {}
-        self._stores: dict[tuple[int, int], tuple[PlannedPart, Job]] = {}
-        #: Stores whose blocks were given away before their copy ended: told when nothing writes to their slots any more.
-        self._spoilt: list[tuple[tuple[int, int], Job]] = []
+        self._stores = StoreJobs(self.rank, self._begin_store, lambda part: self._layouts[part.group].payload_bytes, troubles)
         self._failed_blocks: set[int] = set()
         #: Requests whose loads have ended, until that is told.
         self._through: set[str] = set()
@@ -78,46 +60,21 @@ class WorkerHalf:
         self._report = KvtierWorkerMetadata()
         self._handshake = KvtierHandshake(rank=self.rank, refusal="no KV cache was registered")
         self.loaded_bytes = 0
-        self.stored_bytes = 0
 
     # ---- start ------------------------------------------------------------------------------------------------------
 
     def register(self, tensors: Mapping[str, Any]) -> None:
+        threads = self._options.copy_threads
         try:
-            self._handshake = self._use(tensors)
+            copies = self._copies = Copies(load_threads=threads, store_threads=threads)
+            found = registered(copies, self._vllm_config, self._kv_cache_config, self.rank, tensors)
+            self._device, self._layouts, self._handshake = found.device, found.layouts, found.handshake
         except Unsupported as error:
             self._handshake = KvtierHandshake(rank=self.rank, refusal=str(error))
+            self._end_copies(0.0)
         except Exception as error:
             self._troubles.note("register_kv_caches", error)
             self._handshake = KvtierHandshake(rank=self.rank, refusal=f"its KV cache cannot be used ({error})")
-
-    def _use(self, tensors: Mapping[str, Any]) -> KvtierHandshake:
-        identity.check_supported(self._vllm_config)
-        config = self._kv_cache_config
-        _, hashed = identity.block_sizes(self._vllm_config, config)
-        groups = groups_of(config, hashed, identity.uses_eagle(self._vllm_config))
-        blocks = int(config.num_blocks)
-        views = layouts.views_of(groups, tensors, blocks)
-        device = self._device = device_of([tensors[view.layer] for group in views for view in group])
-        threads = self._options.copy_threads
-        copies = self._copies = Copies(load_threads=threads, store_threads=threads)
-        try:
-            for group in views:
-                parts = [Part(base=base, stride=stride, row_bytes=size) for base, stride, size in layouts.pieces_of(group)]
-                self._layouts.append(copies.layout(parts, blocks, device.ordinal))
-        except KvError as error:
-            raise Unsupported(str(error)) from error
-        read, write = partial(device.read, copies), partial(device.write, copies)
-        for group in views:
-            for view in group:
-                layouts.check_canary(tensors[view.layer], view, blocks, read, write, device.settle)
-        version = vllm_version()
-        prints = [
-            identity.group_layout(self._vllm_config, group, of, device.kind, version, self.rank[0]).fingerprint()
-            for group, of in zip(groups, views)
-        ]
-        payloads = tuple(layout.payload_bytes for layout in self._layouts)
-        return KvtierHandshake(rank=self.rank, payload_bytes=payloads, fingerprints=tuple(prints))
 
     def handshake(self) -> KvtierHandshake:
         return self._handshake
@@ -128,14 +85,15 @@ class WorkerHalf:
         """Begins what is planned. Copies order themselves: blocks of stores are held, blocks of loads are the request's alone."""
         self._idle_s = metadata.idle_s
         try:
-            self._map(metadata.arenas)
+            self._adopt()
+            self._arenas.follow(metadata.arenas)
         except Exception as error:
             self._troubles.note("mapping the arena", error)
         try:
             for plan in metadata.loads:
                 self._start_load(plan)
             for plan in metadata.stores:
-                self._start_store(plan)
+                self._stores.start(plan)
         finally:
             mark, self._mark = self._mark, None
             if mark is not None:
@@ -152,11 +110,7 @@ class WorkerHalf:
                     if self.rank in part.ranks:
                         load.bad[part.share] = set(range(len(part.blocks) // 8))
         for store in metadata.stores:
-            for part in store.parts:
-                key = (store.number, part.share)
-                under_way = key in self._stores or any(key == spoilt for spoilt, _ in self._spoilt)
-                if not under_way and part.ranks and part.ranks[0] == self.rank:
-                    self._report.stored[key] = b""
+            self._stores.give_up(store)
 
     def _behind(self) -> Mark | None:
         """Blocks may still be written, zeroed or read by what the engine has enqueued."""
@@ -185,23 +139,9 @@ class WorkerHalf:
                 self._troubles.note("a load", error)
                 load.bad[part.share] = set(range(len(part.blocks) // 8))
 
-    def _start_store(self, plan: StorePlan) -> None:
-        for part in plan.parts:
-            if not part.ranks or part.ranks[0] != self.rank:
-                continue
-            key = (plan.number, part.share)
-            try:
-                job = self._live().store(
-                    self._arenas[part.arena],
-                    self._layouts[part.group],
-                    unpacked(part.blocks),
-                    unpacked(part.offsets),
-                    self._behind(),
-                )
-                self._stores[key] = part, job
-            except Exception as error:
-                self._troubles.note("a store", error)
-                self._report.stored[key] = b""
+    def _begin_store(self, part: Part) -> Job:
+        arena, layout = self._arenas[part.arena], self._layouts[part.group]
+        return self._live().store(arena, layout, unpacked(part.blocks), unpacked(part.offsets), self._behind())
 
     def _live(self) -> Copies:
         if self._copies is None:
@@ -223,20 +163,7 @@ class WorkerHalf:
                 self._fail_all(load)
             del self._loads[number]
             self._through.add(load.plan.request_id)
-        for key, job in [one for one in self._spoilt if one[1].ended()]:
-            self._spoilt.remove((key, job))
-            self._report.stored[key] = b""
-        for key, (part, job) in list(self._stores.items()):
-            if not job.ended():
-                continue
-            del self._stores[key]
-            try:
-                copied = job.take()
-                self._report.stored[key] = b"" if copied.bad else packed(copied.checksums)
-                self.stored_bytes += (job.count - len(copied.bad)) * self._layouts[part.group].payload_bytes
-            except Exception as error:
-                self._troubles.note("a store", error)
-                self._report.stored[key] = b""
+        self._stores.poll()
         through, self._through = self._through, set()
         return through
 
@@ -295,6 +222,7 @@ class WorkerHalf:
         return failed
 
     def report(self) -> KvtierWorkerMetadata | None:
+        self._report.stored.update(self._stores.take())
         if self._report.is_empty():
             return None
         report, self._report = self._report, KvtierWorkerMetadata()
@@ -306,87 +234,30 @@ class WorkerHalf:
     def block_bytes(self) -> int:
         return max((layout.payload_bytes for layout in self._layouts), default=0)
 
+    @property
+    def stored_bytes(self) -> int:
+        return self._stores.stored_bytes
+
     def storing(self, number: int) -> bool:
-        return any(store == number for store, _ in self._stores)
+        return self._stores.under_way(number)
 
     def refuse(self, plan: StorePlan) -> None:
-        """Nothing is copied for it."""
-        for part in plan.parts:
-            if part.ranks and part.ranks[0] == self.rank:
-                self._report.stored[plan.number, part.share] = b""
+        self._stores.refuse(plan)
 
     def fail(self, blocks: list[int]) -> None:
         self._failed_blocks.update(blocks)
 
     def flush(self, number: int, until: float) -> None:
-        """The blocks of a store are given away: what is not copied by then is not stored."""
-        for key in [key for key in self._stores if key[0] == number]:
-            if not self._stores[key][1].ended(max(0.0, until - time.monotonic())):
-                self._spoil(key)
+        self._stores.flush(number, until)
 
     def spoil(self, number: int) -> None:
-        """What a store has copied so far may be somebody else's: it is not stored."""
-        for key in [key for key in self._stores if key[0] == number]:
-            self._spoil(key)
+        self._stores.spoil(number)
 
-    def _spoil(self, key: tuple[int, int]) -> None:
-        _, job = self._stores.pop(key)
-        job.abandon()
-        self._spoilt.append((key, job))
-
-    # ---- arenas -------------------------------------------------------------------------------------------------------
-
-    def _map(self, wanted: list[ArenaPlace]) -> None:
-        """On a thread: populating a large mapping takes its time. What is not wanted any more goes when its last copy ends."""
-        self._adopt()
-        ids = {place.id for place in wanted}
-        for gone in [known for known in self._arenas if known not in ids]:
-            self._arenas.pop(gone).close()
-        for place in wanted:
-            if place.id in self._arenas or place.id in self._mapping:
-                continue
-            thread = threading.Thread(target=self._map_one, args=(place,), name="kvtier-map", daemon=True)
-            self._mapping[place.id] = thread
-            thread.start()
-
-    def _map_one(self, place: ArenaPlace) -> None:
-        try:
-            arena = self._live().map(ArenaRef(place.path, place.bytes, place.id, place.lock_byte), self._options.arena_dir or None)
-            with self._lock:
-                self._new_arenas[place.id] = arena
-        except Exception as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                log.warning("kvtier: a worker cannot map the arena (%s); it is tried again", error)
-            time.sleep(_RETRY_S)
-            self._mapping.pop(place.id, None)
+    # ---- the rest -----------------------------------------------------------------------------------------------------
 
     def _adopt(self) -> None:
-        with self._lock:
-            new, self._new_arenas = self._new_arenas, {}
-        for number, arena in new.items():
-            self._arenas[number] = arena
-            if self._device.ordinal is not None:
-                self._untold.add(number)
-            self._mapping.pop(number, None)
+        for number in self._arenas.adopt(self._device.ordinal):
             self._report.mapped.setdefault(number, set()).add(self.rank)
-
-        if self._untold:
-            self._tell_pinning()
-
-    def _tell_pinning(self) -> None:
-        device = self._device.ordinal
-        assert device is not None
-        for number in list(self._untold):
-            arena = self._arenas.get(number)
-            refusal = arena.refusal(device) if arena is not None else ""
-            if refusal is None:
-                continue
-            self._untold.remove(number)
-            if refusal:
-                log.warning("kvtier: the arena cannot be pinned for GPU %d (%s); copies go over a buffer, slower", device, refusal)
-            elif arena is not None:
-                log.info("kvtier: %d MiB of the arena are pinned for GPU %d", arena.ref.bytes >> 20, device)
 
     def device_counters(self) -> dict[str, int]:
         """What a GPU's copies have besides; what is not a sum is not here."""
@@ -396,8 +267,10 @@ class WorkerHalf:
         return {"bounced_bytes": counts.bounced_bytes, "late_blocks": counts.late_blocks, "pins_refused": counts.pins_refused}
 
     def shutdown(self) -> None:
-        for thread in list(self._mapping.values()):
-            thread.join(0.2)
-        if self._copies is not None:
-            self._copies.close(1.0)
-            self._copies = None
+        self._arenas.close()
+        self._end_copies(1.0)
+
+    def _end_copies(self, wait_s: float) -> None:
+        copies, self._copies = self._copies, None
+        if copies is not None:
+            copies.close(wait_s)

@@ -127,7 +127,11 @@ export interface GenerateRequest {
    * The most that should be between two tokens of its answer: while it runs, prompts get as much of a step as that allows, and at
    * least a quarter of it; absent or 0: nothing is asked for.
    */
-  betweenMs?: number | undefined;
+  betweenMs?:
+    | number
+    | undefined;
+  /** W3C trace context of the client's request, as its header says it: for log lines. What is none is left out, and the request served. */
+  traceparent?: string | undefined;
 }
 
 /** max_tokens may be 0. DISCONNECTED: the worker has no cache node to give the blocks to. */
@@ -873,6 +877,7 @@ function createBaseGenerateRequest(): GenerateRequest {
     prefillOnly: undefined,
     handOff: undefined,
     betweenMs: undefined,
+    traceparent: undefined,
   };
 }
 
@@ -939,6 +944,9 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.betweenMs !== undefined) {
       writer.uint32(136).uint32(message.betweenMs);
+    }
+    if (message.traceparent !== undefined) {
+      writer.uint32(146).string(message.traceparent);
     }
     return writer;
   },
@@ -1110,6 +1118,14 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             }
 
             message.betweenMs = reader.uint32();
+            continue;
+          }
+          case 18: {
+            if (tag !== 146) {
+              break;
+            }
+
+            message.traceparent = reader.string();
             continue;
           }
         }

@@ -53,6 +53,7 @@ export interface ClientFrame {
     | { $case: "cancelPrefetch"; value: CancelPrefetch }
     | { $case: "endLoad"; value: EndLoad }
     | { $case: "hold"; value: Hold }
+    | { $case: "endPin"; value: EndPin }
     | undefined;
 }
 
@@ -117,7 +118,11 @@ export interface Attached {
    * The lock file says which blocks are held, so that nobody asks in vain (docs/formats.md, "Table of held blocks"): under the first
    * 4 bytes of a hash, little-endian, xor this.
    */
-  heldTag?: number | undefined;
+  heldTag?:
+    | number
+    | undefined;
+  /** EndPin is understood */
+  endsPins?: boolean | undefined;
 }
 
 /**
@@ -246,13 +251,29 @@ export interface CancelPrefetch {
   prefetchId: bigint;
 }
 
+/** Keep blocks of the arena from eviction: until their time is over, this session unpins them or ends. Done{count}: so many are kept. */
 export interface Pin {
   hashes: Buffer;
   ttlMs: number;
+  /**
+   * 16 random bytes, or absent: whoever shows them may end this pin (EndPin), as soon as it has what it was kept for. When they were
+   * shown already nothing is kept, and all of it is counted.
+   */
+  ticket?: Buffer | undefined;
 }
 
 export interface Unpin {
   hashes: Buffer;
+}
+
+/**
+ * End the pin of another session of this namespace, here or at a peer, before its time: who was handed the ticket has loaded the
+ * blocks, or never will. What others pinned, too, stays. Done{count}: blocks that are let go here; 0: none, known or not.
+ */
+export interface EndPin {
+  ticket: Buffer;
+  /** one of its blocks: peers that hold it are told */
+  hash: Buffer;
 }
 
 export interface Done {
@@ -356,6 +377,9 @@ export const ClientFrame: MessageFns<ClientFrame> = {
         break;
       case "hold":
         Hold.encode(message.body.value, writer.uint32(122).fork()).join();
+        break;
+      case "endPin":
+        EndPin.encode(message.body.value, writer.uint32(130).fork()).join();
         break;
     }
     return writer;
@@ -492,6 +516,14 @@ export const ClientFrame: MessageFns<ClientFrame> = {
             }
 
             message.body = { $case: "hold", value: Hold.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 16: {
+            if (tag !== 130) {
+              break;
+            }
+
+            message.body = { $case: "endPin", value: EndPin.decode(reader, reader.uint32()) };
             continue;
           }
         }
@@ -828,6 +860,7 @@ function createBaseAttached(): Attached {
     wantsTokenIds: undefined,
     hasLockFile: undefined,
     heldTag: undefined,
+    endsPins: undefined,
   };
 }
 
@@ -862,6 +895,9 @@ export const Attached: MessageFns<Attached> = {
     }
     if (message.heldTag !== undefined) {
       writer.uint32(69).fixed32(message.heldTag);
+    }
+    if (message.endsPins !== undefined) {
+      writer.uint32(72).bool(message.endsPins);
     }
     return writer;
   },
@@ -941,6 +977,14 @@ export const Attached: MessageFns<Attached> = {
             }
 
             message.heldTag = reader.fixed32();
+            continue;
+          }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.endsPins = reader.bool();
             continue;
           }
         }
@@ -2022,7 +2066,7 @@ export const CancelPrefetch: MessageFns<CancelPrefetch> = {
 };
 
 function createBasePin(): Pin {
-  return { hashes: Buffer.alloc(0), ttlMs: 0 };
+  return { hashes: Buffer.alloc(0), ttlMs: 0, ticket: undefined };
 }
 
 export const Pin: MessageFns<Pin> = {
@@ -2032,6 +2076,9 @@ export const Pin: MessageFns<Pin> = {
     }
     if (message.ttlMs !== 0) {
       writer.uint32(16).uint32(message.ttlMs);
+    }
+    if (message.ticket !== undefined) {
+      writer.uint32(26).bytes(message.ticket);
     }
     return writer;
   },
@@ -2063,6 +2110,14 @@ export const Pin: MessageFns<Pin> = {
             }
 
             message.ttlMs = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.ticket = Buffer.from(reader.bytes());
             continue;
           }
         }
@@ -2109,6 +2164,63 @@ export const Unpin: MessageFns<Unpin> = {
             }
 
             message.hashes = Buffer.from(reader.bytes());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseEndPin(): EndPin {
+  return { ticket: Buffer.alloc(0), hash: Buffer.alloc(0) };
+}
+
+export const EndPin: MessageFns<EndPin> = {
+  encode(message: EndPin, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.ticket.length !== 0) {
+      writer.uint32(10).bytes(message.ticket);
+    }
+    if (message.hash.length !== 0) {
+      writer.uint32(18).bytes(message.hash);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): EndPin {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseEndPin();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.ticket = Buffer.from(reader.bytes());
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.hash = Buffer.from(reader.bytes());
             continue;
           }
         }

@@ -3,9 +3,9 @@
  * takes the place of what they made before. What cannot be read, or makes nothing (one of two files is new already), changes nothing: it is
  * told once, and tried again.
  */
-import { readFileSync, statSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { KvError, within } from '@kvtier/errors';
+import { readPem } from './read-pem.ts';
 
 export interface RenewedFilesOptions<T> {
   /** In the order in which `make` gets their bytes. */
@@ -38,7 +38,7 @@ export class RenewedFiles<T> {
   constructor(options: RenewedFilesOptions<T>) {
     const { files, make, file, content, reloadMs } = options;
     this.#options = options;
-    this.#bytes = files.map(({ path, isSecret }) => readNow(path, isSecret, file));
+    this.#bytes = files.map(({ path, isSecret }) => readPem(path, isSecret, file));
     try {
       this.#made = make(this.#bytes);
     } catch (error) {
@@ -83,15 +83,5 @@ export class RenewedFiles<T> {
     if (why === this.#problem) return;
     this.#problem = why;
     this.#options.onProblem(why);
-  }
-}
-
-/** A group may read a secret: so Kubernetes mounts one for a process that is not root. */
-function readNow(path: string, isSecret: boolean, file: string): Buffer {
-  try {
-    if (isSecret && (statSync(path).mode & 0o007) !== 0) throw new Error('others may read it; chmod o-rwx it');
-    return readFileSync(path);
-  } catch (error) {
-    throw new KvError('CONFIG', `${path}: cannot be used (${(error as Error).message}); name ${file}`);
   }
 }

@@ -1,0 +1,1 @@
+export { ownCertificate, renew } from './certificates.ts';

@@ -1,0 +1,62 @@
+"""The node's table of held blocks, in the file beside its arena (docs/formats.md): what it says is not held is not asked for.
+
+A byte of it may say too much, and never too little. So that it stays so here, whatever is not as it must be is no table, and the node
+is asked: another form, a file that is too short, a node that did not confirm that it sees our lock in the very file that we read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+
+_MAGIC = b"kvheld1\0"
+_HEADER = struct.Struct("<8sII")
+_WORD = struct.Struct("<I")
+#: Blocks of a chain that may begin anywhere: more of them are not looked at. The engine's loop does, and each costs it 100 ns.
+MAX_LOOKS = 256
+
+
+class HeldTable:
+    """Mapped until the last user of this object has gone."""
+
+    __slots__ = ("_bytes", "_mask", "_tag")
+
+    def __init__(self, mapped: mmap.mmap, buckets: int, tag: int) -> None:
+        self._bytes = mapped
+        self._mask = buckets - 1
+        self._tag = tag
+
+    @staticmethod
+    def open(lock_path: str, locked_fd: int, tag: int) -> HeldTable | None:
+        """``locked_fd``: of the same file, opened by itself: a mapping keeps what it is made from open, and a lock with it. ``tag``: of the
+        session's namespace, as the node says it."""
+        try:
+            fd = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            magic, buckets, zero = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
+            is_power = buckets > 0 and buckets & (buckets - 1) == 0
+            if magic != _MAGIC or zero != 0 or not is_power:
+                return None
+            if not os.path.sameopenfile(fd, locked_fd):
+                return None
+            # ValueError for a file that is shorter.
+            return HeldTable(mmap.mmap(fd, _HEADER.size + buckets, mmap.MAP_SHARED, mmap.PROT_READ), buckets, tag)
+        except (OSError, ValueError, struct.error):
+            return None
+        finally:
+            os.close(fd)
+
+    def lacks(self, hashes: bytes, hash_bytes: int, gaps: bool) -> bool:
+        """Nobody holds anything of this chain: not its first block, or, where it may begin behind a gap, none of it."""
+        table, tag, mask, at = self._bytes, self._tag, self._mask, _HEADER.size
+        if not gaps:
+            return table[at + ((_WORD.unpack_from(hashes)[0] ^ tag) & mask)] == 0
+        if len(hashes) > MAX_LOOKS * hash_bytes:
+            return False
+        for (word,) in struct.iter_unpack(f"<I{hash_bytes - _WORD.size}x", hashes):
+            if table[at + ((word ^ tag) & mask)]:
+                return False
+        return True

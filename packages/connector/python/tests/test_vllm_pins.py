@@ -1,0 +1,142 @@
+"""The connector for vLLM: what a prefill pod pinned for a decode pod is let go as soon as that has loaded it, by whoever has the ticket and
+by nobody else."""
+
+from __future__ import annotations
+
+import os
+import unittest
+from typing import Any
+
+from rig import until
+
+from engine_case import EngineCase, prompts
+from engine_parts import GroupShape, Shape
+from engine_play import Engine
+from kvtier.vllm import promises
+from kvtier.vllm.staging import chains_of
+
+TEXT = prompts(1, 41)[0]
+LONG = {"pin_ms": 600_000}
+
+
+class Pinned(EngineCase):
+    def prefilled(self, shape: Shape) -> tuple[Engine, dict[str, Any]]:
+        """All of it is committed and pinned."""
+        engine, params = self.prefill(self.shared(), shape, TEXT)
+        engine.run()
+        until("it is pinned", lambda: not engine.connector._scheduler._node._pins)
+        return engine, params
+
+    def pinned(self, engine: Engine) -> int:
+        """Blocks of all shares; afterwards none of them is."""
+        half = engine.connector._scheduler
+        attached = half._node.attached()
+        chains = chains_of(engine.done["prefill"].block_hashes, half._groups, 40)
+        asked = [session.unpin(chains[share.group.index]) for share, session in zip(attached.shares, attached.sessions)]
+        until("they are answered", lambda: all(one.done for one in asked))
+        return sum(one.result() for one in asked)
+
+    def ended(self, engine: Engine) -> int:
+        return int(engine.connector._scheduler.counters.get("pins_ended", 0))
+
+    def heard(self, engine: Engine) -> None:
+        """What was said before is heard: sessions are answered in order."""
+        attached = engine.connector._scheduler._node.attached()
+        asked = [session.stats() for session in attached.sessions]
+        until("all is heard", lambda: all(one.done for one in asked))
+
+    def decode(self, shape: Shape, params: dict[str, Any], outputs: int = 4) -> Engine:
+        engine = self.play(self.shared(), shape)
+        engine.add("decode", TEXT, outputs, kv_transfer_params=params)
+        return engine
+
+    def test_as_soon_as_all_ranks_have_it(self) -> None:
+        for like in (Shape(), Shape(tp=2), Shape([GroupShape(), GroupShape("window", window=9)], blocks=160)):
+            shape = self.own(Shape(like.groups, tp=like.tp, blocks=like.blocks, options=LONG))
+            (wanted,) = self.serve(self.alone(shape), [TEXT], outputs=40)
+            first, params = self.prefilled(shape)
+            second = self.decode(shape, params, outputs=40)
+            until("its pins are ended", lambda: (second.step(), self.ended(second))[1])
+            self.assertNotIn("decode", second.done)
+            self.heard(second)
+            self.assertEqual(self.pinned(first), 0)
+            second.run()
+            self.check(second)
+            self.assertEqual((second.done["decode"].output_tokens(), self.ended(second)), (wanted, 1))
+            self.assertEqual(second.external_tokens, 40)
+
+    def test_without_its_ticket_it_is_pinned_for_its_time(self) -> None:
+        shape = self.own(Shape(options=LONG))
+        first, params = self.prefilled(shape)
+        ours = params["kvtier"]
+        for said in (None, "", 5, "zz" * 16, "ab" * 15, os.urandom(16).hex(), [ours["ticket"]]):
+            second = self.decode(shape, {**params, "kvtier": {**ours, "ticket": said}})
+            second.run()
+            self.check(second)
+            self.heard(second)
+        # Nor does one who cannot have what it names: another model, whose names are others.
+        other = self.decode(self.own(Shape()), params)
+        other.run()
+        self.check(other)
+        self.heard(other)
+        self.assertEqual(self.ended(other), 0)
+        self.assertEqual(self.pinned(first), 10)
+
+    def test_a_decode_pod_that_refuses_its_request_or_computes_it(self) -> None:
+        shape = self.own(Shape(options=LONG))
+        first, params = self.prefilled(shape)
+        refuses = self.play(self.shared(), shape)
+        refuses.add("refused", [0], 1, kv_transfer_params=params)
+        refuses.abort("refused")
+        refuses.run()
+        self.check(refuses)
+        self.heard(refuses)
+        self.assertEqual((self.pinned(first), self.ended(refuses)), (0, 1))
+        first, params = self.prefilled(self.own(Shape(options=LONG)))
+        computes = self.decode(Shape(options={**first.shape.options, "load": False}), params)
+        computes.run()
+        self.heard(computes)
+        self.assertEqual((computes.external_tokens, self.pinned(first)), (0, 0))
+
+    def test_once_more_and_when_its_time_is_over(self) -> None:
+        """The pin is of a millisecond: to start an engine takes longer."""
+        shape = self.own(Shape(options={"pin_ms": 1}))
+        (wanted,) = self.serve(self.alone(shape), [TEXT])
+        first, params = self.prefilled(shape)
+        engines = [self.play(self.shared(), shape) for _ in range(2)]
+        self.assertEqual(self.pinned(first), 0)
+        for engine in engines:
+            engine.add("decode", TEXT, 4, kv_transfer_params=params)
+            engine.run()
+            self.check(engine)
+            self.heard(engine)
+            self.assertEqual((engine.done["decode"].output_tokens(), engine.external_tokens), (wanted, 40))
+            self.assertEqual(self.ended(engine), 1)
+
+    def test_before_the_prefill_pod_comes_to_pin_it(self) -> None:
+        shape = self.own(Shape(options=LONG))
+        engine, params = self.prefill(self.shared(), shape, TEXT)
+        node = engine.connector._scheduler._node
+        keep, node._keep_pins = node._keep_pins, lambda: None
+        engine.run()
+        self.until_held(self.shared(), engine, 40)
+        second = self.decode(shape, params)
+        second.run()
+        self.heard(second)
+        self.assertEqual(second.external_tokens, 40)
+        node._keep_pins = keep
+        until("it is through with them", lambda: not node._pins, 4)
+        self.assertEqual(self.pinned(engine), 0)
+
+    def test_no_pins_no_ticket(self) -> None:
+        shape = self.own(Shape(options={"pin_ms": 0}))
+        _, params = self.prefill(self.shared(), shape, TEXT)
+        self.assertEqual(params["kvtier"].keys(), {"namespace", "tokens", "last_hash"})
+        self.assertEqual(promises.read(params).ticket, b"")  # type: ignore[union-attr]
+        second = self.decode(shape, params)
+        second.run()
+        self.assertEqual(self.ended(second), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

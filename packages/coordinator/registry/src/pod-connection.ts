@@ -1,0 +1,39 @@
+/** How connections to a pod with OpenAI's API begin: with what the files of `access` hold then. */
+import { KvError } from '@kvtier/errors';
+import { buildConnector } from 'undici';
+import type { Access } from './link.ts';
+
+type Connector = ReturnType<typeof buildConnector>;
+
+/** Which pod, and what proves there who we are. */
+export interface PodAddress {
+  readonly name: string;
+  readonly origin: URL;
+  readonly access: Access | undefined;
+}
+
+/** For a `Pool`; of renewed files the next connection has a new one. */
+export function connectorOf(access: Access | undefined, timeoutMs: number): Connector {
+  const made = (): { readonly of: Access; readonly connect: Connector } => {
+    const { ca, cert, key, serverName } = access ?? {};
+    const shown = { ...(ca && { ca }), ...(cert && key && { cert, key }) };
+    const named = serverName === undefined ? {} : { servername: serverName };
+    return { of: { ca, cert, key }, connect: buildConnector({ timeout: timeoutMs, ...shown, ...named }) };
+  };
+  let last = made();
+  return (options, callback) => {
+    const { ca, cert, key } = last.of;
+    if (ca !== access?.ca || cert !== access?.cert || key !== access?.key) last = made();
+    last.connect(options, callback);
+  };
+}
+
+export function authorizationOf({ access }: PodAddress): Readonly<Record<string, string>> {
+  const token = access?.token;
+  return token === undefined ? {} : { authorization: `Bearer ${token}` };
+}
+
+export function gone({ name, origin }: PodAddress, why: string): KvError {
+  const what = `${origin.origin} cannot be reached or broke off (${why}); it may be restarting, try again`;
+  return new KvError('DISCONNECTED', `worker ${name}: ${what}`, { retry: true });
+}

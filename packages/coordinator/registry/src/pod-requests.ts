@@ -1,0 +1,160 @@
+/**
+ * Requests to a pod with OpenAI's API: they go there as they came, and their answers come back as they come.
+ *
+ * Invariants: requests at once are bounded; nothing is buffered between pod and caller but a socket's share; a caller that leaves, or its
+ * `signal`, ends the request at the pod. While the pod is silent, requests that have not begun end after `unansweredMs` (to be tried
+ * elsewhere), all others after `stuckMs`.
+ */
+import type { IncomingHttpHeaders } from 'node:http';
+import { KvError } from '@kvtier/errors';
+import { type Dispatcher, Pool } from 'undici';
+import { authorizationOf, connectorOf, gone, type PodAddress } from './pod-connection.ts';
+
+/** The answer of an openai worker, as it comes. */
+export interface Forwarded {
+  readonly status: number;
+  readonly headers: IncomingHttpHeaders;
+  /**
+   * Leaving the loop ends the request, and so does `leave`, which waits for nothing. @throws KvError DISCONNECTED, or the reason of the
+   * request's signal
+   */
+  readonly body: AsyncIterable<Buffer>;
+}
+
+/** Nobody wants the body: a pod may never begin it. */
+export async function leave({ body }: Forwarded): Promise<void> {
+  await body[Symbol.asyncIterator]().return?.();
+}
+
+const maxConnections = 1_024;
+/** Requests at once; more are refused with BUSY. */
+const maxOpen = 4_096;
+const [unansweredMs, stuckMs] = [2_000, 10_000];
+/** Of one answer: until it begins, and between two parts of it. */
+const silenceMs = 600_000;
+
+/** Of one hop; the next one makes its own. */
+const hop = new Set(
+  'connection keep-alive proxy-connection transfer-encoding te trailer upgrade host content-length expect'.split(' '),
+);
+
+interface Running {
+  answered: boolean;
+  readonly cut: AbortController;
+}
+
+export class PodRequests {
+  readonly #pod: PodAddress;
+  readonly #pool: Pool;
+  readonly #running = new Set<Running>();
+  readonly #onEnd: () => void;
+
+  /** `onEnd`: of a request, whatever became of it. */
+  constructor(pod: PodAddress, connectMs: number, onEnd: () => void) {
+    this.#pod = pod;
+    this.#onEnd = onEnd;
+    this.#pool = new Pool(pod.origin.origin, {
+      connections: maxConnections,
+      pipelining: 1,
+      connect: connectorOf(pod.access, connectMs),
+      headersTimeout: silenceMs,
+      bodyTimeout: silenceMs,
+    });
+  }
+
+  get size(): number {
+    return this.#running.size;
+  }
+
+  /** One request (POST), as it came; `headers` without those of one hop. @throws KvError BUSY, DISCONNECTED, or the reason of `signal` */
+  async forward(
+    path: string,
+    headers: Readonly<Record<string, string>>,
+    body: Uint8Array | string,
+    signal: AbortSignal,
+  ): Promise<Forwarded> {
+    const { name } = this.#pod;
+    if (signal.aborted) throw signal.reason;
+    if (this.#running.size >= maxOpen) {
+      throw new KvError('BUSY', `worker ${name}: ${maxOpen} requests are under way there; try again later`, {
+        retry: true,
+      });
+    }
+    const running: Running = { answered: false, cut: new AbortController() };
+    const cancel = (): void => running.cut.abort(signal.reason);
+    signal.addEventListener('abort', cancel, { once: true });
+    this.#running.add(running);
+    const ended = (): void => {
+      signal.removeEventListener('abort', cancel);
+      if (this.#running.delete(running)) this.#onEnd();
+    };
+    try {
+      const answer = await this.#pool.request({
+        path,
+        method: 'POST',
+        headers: { ...passedOn(headers), ...authorizationOf(this.#pod) },
+        body: typeof body === 'string' ? body : Buffer.from(body.buffer, body.byteOffset, body.byteLength),
+        signal: running.cut.signal,
+      });
+      running.answered = true;
+      const kept = passedOn(answer.headers) as IncomingHttpHeaders;
+      return { status: answer.statusCode, headers: kept, body: this.#parts(answer.body, running, ended) };
+    } catch (error) {
+      ended();
+      throw this.#failure(error, running);
+    }
+  }
+
+  #parts(body: Dispatcher.ResponseData['body'], running: Running, ended: () => void): AsyncIterable<Buffer> {
+    body.once('close', ended);
+    body.on('error', () => {}); // of one that is left before it was read
+    const failure = (error: unknown): unknown => this.#failure(error, running);
+    const end = (): void => {
+      body.destroy();
+      ended();
+    };
+    const parts = (async function* () {
+      try {
+        for await (const part of body) yield part as Buffer;
+      } catch (error) {
+        throw failure(error);
+      } finally {
+        end();
+      }
+    })();
+    const iterator: AsyncIterator<Buffer> = {
+      next: () => parts.next(),
+      // A generator that was not begun ends without its `finally`, and one that waits for a part ends after it.
+      return: () => {
+        end();
+        return parts.return(undefined);
+      },
+    };
+    return { [Symbol.asyncIterator]: () => iterator };
+  }
+
+  /** The pod has said nothing for so long. */
+  silent(why: KvError, silentForMs: number): void {
+    for (const { answered, cut } of this.#running)
+      if (silentForMs > stuckMs || (!answered && silentForMs > unansweredMs)) cut.abort(why);
+  }
+
+  async close(): Promise<void> {
+    const left = new KvError('DISCONNECTED', `worker ${this.#pod.name}: has left; try again`, { retry: true });
+    for (const { cut } of this.#running) cut.abort(left);
+    await this.#pool.destroy();
+  }
+
+  /** Whoever cut it says why. */
+  #failure(error: unknown, { cut }: Running): unknown {
+    if (cut.signal.aborted) return cut.signal.reason;
+    return gone(this.#pod, (error as Error).message);
+  }
+}
+
+function passedOn(headers: IncomingHttpHeaders | Readonly<Record<string, string>>): Record<string, string | string[]> {
+  const kept: Record<string, string | string[]> = {};
+  for (const [name, value] of Object.entries(headers))
+    if (value !== undefined && !hop.has(name.toLowerCase())) kept[name] = value;
+  return kept;
+}
