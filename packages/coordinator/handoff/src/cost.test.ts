@@ -16,7 +16,7 @@ it('a first token is worth less the sooner it would come anyway: a short prompt 
   expect([later(0.13), later(2)]).toEqual(['alone', 'spares-streams']);
 });
 
-it('a first token is worth the more the longer it has been waited for: streams that are in time are spared at no price', () => {
+it('a first token is worth the more the longer it has been waited for: streams that are in time are not spared at any price', () => {
   const figures = { prefillTokensPerS: 3_300, stepS: 0.0035, stepPerRequestS: 0.0008 };
   const decode = running(8, { ...figures, role: 'decode' });
   const of = (tokensAhead: number) =>

@@ -39,7 +39,7 @@ const sizeOf = (predictedS: number): number =>
 const lengthOf = (size: number): number => leastS * 2 ** (size + 1);
 
 /** Of those that came last, so many tell how late the next one comes. */
-const remembered = 32;
+const remembered = 20;
 const inTen = 0.9;
 
 /**
@@ -57,10 +57,10 @@ export class Latest {
     this.#maxS = maxS;
   }
 
-  /** Seconds, of what is predicted to take so long: as long again, or `maxS`, at most; half of it after each `halfMs` that none came. */
+  /** Seconds, of what is predicted to take so long; half of it after each `halfMs` that none came. */
   s(predictedS: number, nowMs: number, halfMs: number): number {
     const ring = this.#sizes[sizeOf(predictedS)]!;
-    const lateS = Math.min(Math.max(ring.lateS, 0), Math.max(this.#maxS, predictedS));
+    const lateS = Math.min(Math.max(ring.lateS, 0), this.#maxS);
     return lateS * 0.5 ** (Math.max(nowMs - ring.cameMs, 0) / halfMs);
   }
 
