@@ -38,3 +38,23 @@ it('a request whose blocks come while a step runs is computed by the next step, 
   worker.finish(secondEndsS);
   expect(brought.firstTokenS).toBe(secondEndsS);
 });
+
+it('says of a step that only gives tokens for how long it has run, however many of them run at once', () => {
+  const worker = new SimulatedWorker(0, hardware, blockTokens, {
+    stored: () => {},
+    removed: () => {},
+    elsewhere: () => 0,
+  });
+  expect(worker.step(0)).toEqual({});
+  const job = jobOf(0, [], 100);
+  worker.enqueue(job);
+  worker.begin(0);
+  expect(worker.step(0.003)).toEqual({ stepTokens: 100, stepForS: 0.003 });
+  const firstEndsS = worker.endsS!;
+  worker.finish(firstEndsS);
+  worker.begin(firstEndsS);
+  const tokenS = hardware.stepS + hardware.stepPerRequestS;
+  const { stepTokens, stepForS } = worker.step(firstEndsS + 5 * tokenS + 0.002);
+  expect(stepTokens).toBe(0);
+  expect(stepForS).toBeCloseTo(0.002, 9);
+});
