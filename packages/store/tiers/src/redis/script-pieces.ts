@@ -22,6 +22,8 @@ export function chargeOf(bytes: number, partBytes: number): number {
   return bytes + entryBytes + Math.ceil(bytes / partBytes) * partOverheadBytes;
 }
 
+const smallestCap = (1 << 20) / 256;
+
 /** The ledger: its numbers are read once; lists of words, and one command for a whole list. */
 export const core = `
 local ledger, blocks, recency, leases, expiry, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -35,6 +37,8 @@ local function whole(text, most)
 end
 local format, epoch = ledger_now[1], ledger_now[2]
 local used, cap, count, number = whole(ledger_now[3], 2^53), whole(ledger_now[4], 2^53), whole(ledger_now[5], 2^53), whole(ledger_now[6], 2^53)
+-- Less than any configuration allows (1 MiB for 256 partitions): nothing would ever fit.
+if cap and cap < ${smallestCap} then cap = nil end
 local is_sound = epoch and used and cap and count and number
 used, cap, count, number = used or 0, cap or 0, count or 0, number or 0
 -- Entries that were none and are gone: what they were charged is not known. Too many, and the budget is no budget any more.
