@@ -7,12 +7,12 @@
  *   - a place at or beyond its run's end is forgotten: the record waits for the sweep
  */
 import { invariant } from '@kvtier/errors';
+import { foldsOf, stepOf } from './folds.ts';
 import { HashTable, none } from './hash-table.ts';
+import type { Keys } from './keys.ts';
 import { empty, Run } from './run.ts';
 import { SourceSets } from './source-sets.ts';
 
-/** Block hashes, two words each: low, high half of the 64-bit form. */
-export type Keys = Int32Array;
 export type ChangeOfSet = (set: number) => number;
 
 /** The run of a record that has none. */
@@ -59,6 +59,9 @@ export class Chains {
     run.records++;
     run.stamp = stamp;
     this.table.move(record, runNumber, place);
+    const { table } = this;
+    const step = place === 0 ? 0 : stepOf(low, high, table.lowOf(record), table.highOf(record));
+    table.setFold(record, place === 0 ? 0 : (table.foldOf(before) + step) | 0);
   }
 
   /** A record that the sweep has not met yet: its run says nothing of it any more. */
@@ -169,12 +172,17 @@ export class Chains {
     return count;
   }
 
-  /** How many blocks from `place` of a run on are the prompt's from `position` on, at most `most`; the first one is. */
-  extent(keys: Keys, position: number, run: number, place: number, most: number): number {
+  /** How many blocks from `place` of a run on are the prompt's from `position` on, at most `most`; the first one, `begin`, is. */
+  extent(keys: Keys, position: number, begin: number, run: number, place: number, most: number): number {
+    const { table } = this;
+    const folds = foldsOf(keys);
+    const before = table.foldOf(begin) - folds[position]!;
+    // With all that lie between: whoever says that a block comes after another may lie.
     const isHere = (offset: number): boolean => {
       const at = 2 * (position + offset);
-      const record = this.table.find(keys[at]!, keys[at + 1]!);
-      return record !== none && this.table.runOf(record) === run && this.table.placeOf(record) === place + offset;
+      const record = table.find(keys[at]!, keys[at + 1]!);
+      if (record === none || table.runOf(record) !== run || table.placeOf(record) !== place + offset) return false;
+      return ((table.foldOf(record) - folds[position + offset]! - before) | 0) === 0;
     };
     if (isHere(most - 1)) return most;
     // Mostly the last block lies in the run that begins where this one is left.

@@ -2,7 +2,7 @@
  * 64-bit block hashes → record numbers, in typed arrays.
  *
  *     hash (low, high) ──▶ shard (top bits of the mix) ──▶ slot, linear probing ──▶ record number
- *     records, in chunks of 4,096, 16 bytes each:  [ low | high | run | place ]
+ *     records, in chunks of 4,096, 20 bytes each:  [ low | high | run | place | fold ]
  *
  * Shards grow alone, by half, so that no insertion pays for the whole table; deletion shifts back, so there are no
  * tombstones (Knuth 6.4 R). A slot holds record + 1; 0 is free.
@@ -13,13 +13,14 @@ const firstSlots = 16;
 const chunkBits = 12;
 const chunkRecords = 1 << chunkBits;
 const chunkMask = chunkRecords - 1;
-const words = 4;
+const words = 5;
 const slotBytes = 4;
 const chunkBytes = chunkRecords * words * 4;
 /** Of one that holds nothing. */
 export const emptyTableBytes = shardCount * firstSlots * slotBytes;
 const runAt = 2;
 const placeAt = 3;
+const foldAt = 4;
 
 export const none = -1;
 
@@ -145,6 +146,23 @@ export class HashTable {
     const at = (record & chunkMask) * words;
     this.#chunks[record >>> chunkBits]![at + runAt] = run;
     this.#chunks[record >>> chunkBits]![at + placeAt] = place;
+  }
+
+  /** Of an ordered record: what its run's order comes to, up to here (`folds.ts`). */
+  foldOf(record: number): number {
+    return this.#chunks[record >>> chunkBits]![(record & chunkMask) * words + foldAt]!;
+  }
+
+  setFold(record: number, fold: number): void {
+    this.#chunks[record >>> chunkBits]![(record & chunkMask) * words + foldAt] = fold;
+  }
+
+  lowOf(record: number): number {
+    return this.#chunks[record >>> chunkBits]![(record & chunkMask) * words]!;
+  }
+
+  highOf(record: number): number {
+    return this.#chunks[record >>> chunkBits]![(record & chunkMask) * words + 1]!;
   }
 
   #mixOf(record: number): number {

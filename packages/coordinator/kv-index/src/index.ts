@@ -1,5 +1,5 @@
 /** Who holds which block in a cluster: the router's index, fed by block events. */
-export type { Keys } from './chains.ts';
+
 export type { FollowedWorker } from './feed/followed.ts';
 export type { Subscribe, Subscription } from './feed/followed-stream.ts';
 export {
@@ -11,6 +11,7 @@ export {
 } from './feed/index-feed.ts';
 export { mediumNumbers } from './feed/media.ts';
 export { feedMetrics } from './feed/metrics.ts';
+export type { Keys } from './keys.ts';
 export { keysOfHashes } from './keys.ts';
 export {
   KvIndex,

@@ -1,5 +1,7 @@
 /** Chain hashes as the index's keys: the last 8 bytes of each, big-endian, as two words: the integer form of vLLM's events. */
-import type { Keys } from './chains.ts';
+
+/** Block hashes, two words each: low, high half of the 64-bit form. */
+export type Keys = Int32Array;
 
 /** `hashes`: packed, `hashBytes` each. */
 export function keysOfHashes(hashes: Uint8Array, hashBytes: number): Keys {

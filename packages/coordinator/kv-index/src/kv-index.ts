@@ -3,8 +3,8 @@
  * length of the prefix that each target can use.
  *
  * A chain hash names its block and all blocks before it. So blocks that were announced one after another form a run
- * (`run.ts`), and when the hash at some place of a run is the prompt's, all before it are, too: a prompt of 6,000 blocks is
- * matched with two look-ups per run and a binary search where it leaves one, not with 6,000. Who holds a stretch is one
+ * (`run.ts`), and when the hash at some place of a run is the prompt's, all before it are, too (`folds.ts` sees to it that nobody's lies
+ * make it otherwise): a prompt of 6,000 blocks is matched with two look-ups per run and a binary search where it leaves one, not with 6,000. Who holds a stretch is one
  * number (`source-sets.ts`), so that a copy on another worker costs no memory where whole stretches are shared.
  *
  *     hash ──▶ record (run, place) ──▶ run ──▶ segment ──▶ set ──▶ media of each source
@@ -18,8 +18,9 @@
  * (After SGLang's radix tree and Dynamo's positional index; sets by hash consing are our own.)
  */
 import { invariant, KvError } from '@kvtier/errors';
-import { Chains, type ChangeOfSet, type Keys, loose } from './chains.ts';
+import { Chains, type ChangeOfSet, loose } from './chains.ts';
 import { none } from './hash-table.ts';
+import type { Keys } from './keys.ts';
 import { empty } from './run.ts';
 import { maxMedia } from './source-sets.ts';
 import { Space } from './space.ts';
@@ -67,7 +68,7 @@ export interface KvIndexStats {
 /** Of `maxBytes`, for records; the rest is for runs and sets. */
 const recordShare = 0.75;
 /** A record with its place in a table that is at least 53 % full. */
-const recordBytes = 24;
+const recordBytes = 28;
 /** Empty tables, and the part of a chunk of records that is not in use yet. */
 const fixedBytes = 128 * 1024;
 const minBytes = 4 * fixedBytes;
@@ -213,7 +214,14 @@ export class KvIndex {
       const place = this.#chains.table.placeOf(record);
       if (place >= run.end) break;
       run.stamp = stamp;
-      const length = this.#chains.extent(keys, position, runNumber, place, Math.min(run.end - place, count - position));
+      const length = this.#chains.extent(
+        keys,
+        position,
+        record,
+        runNumber,
+        place,
+        Math.min(run.end - place, count - position),
+      );
       const last = place + length;
       let segment = run.segmentAt(place);
       for (let from = place; from < last; segment++) {

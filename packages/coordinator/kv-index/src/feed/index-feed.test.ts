@@ -6,7 +6,7 @@ import { type NodeRecord, nodeRecordSchema, workerRecordSchema } from '@kvtier/c
 import { type KvEvent, KvEventPublisher, type KvEventPublisherOptions } from '@kvtier/events';
 import { ChainHasher, hashKeyOf } from '@kvtier/identity';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import type { Keys } from '../chains.ts';
+import type { Keys } from '../keys.ts';
 import { keysOfHashes } from '../keys.ts';
 import type { FollowedWorker } from './followed.ts';
 import { IndexFeed, type IndexFeedOptions } from './index-feed.ts';

@@ -68,6 +68,18 @@ const lie = fc.record({
   ...{ chain, other: chain, from: place, to: place, at: place },
 });
 
+type Step = typeof told | typeof lie extends fc.Arbitrary<infer One> ? One : never;
+const held = (chain: number, length: number): Step => ({ kind: 'held', chain, length });
+const lied = (kind: 'hole' | 'parent' | 'shuffled', chain: number, other: number, from: number, to: number, at = 0) =>
+  ({ kind, chain, other, from, to, at }) satisfies Step;
+/** A later block of a prompt comes to lie in a run behind blocks that are others than the prompt's. */
+const orders: readonly (readonly Step[])[] = [
+  [held(1, 6), lied('parent', 0, 1, 6, 6, 5)],
+  [lied('parent', 0, 0, 3, 0), held(0, 2), lied('shuffled', 0, 0, 0, 4), lied('parent', 0, 0, 3, 3)],
+  [lied('hole', 2, 0, 4, 0), held(0, 2), lied('parent', 0, 2, 3, 3, 4)],
+  [held(0, 4), lied('hole', 0, 0, 0, 2), lied('hole', 0, 0, 0, 6), lied('shuffled', 0, 0, 6, 5)],
+];
+
 it.each([false, true])('disturbs nothing of what an honest one says (it hashes otherwise: %s)', (isForeign) => {
   fc.assert(
     fc.property(fc.array(fc.oneof(told, lie), { maxLength: 60 }), (steps) => {
@@ -105,8 +117,7 @@ it.each([false, true])('disturbs nothing of what an honest one says (it hashes o
         }
       }
     }),
-    // Always the same lives: of 6,000 one is known in which lies about the order move what is credited by a block or two.
-    { numRuns: 100, seed: Number(process.env.KVTIER_SEED ?? 1) },
+    { numRuns: 100, examples: orders.map((steps) => [[...steps]]) },
   );
 });
 

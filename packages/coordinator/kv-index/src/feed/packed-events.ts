@@ -1,6 +1,6 @@
 /** The events of one batch, as they stand in its words, one after another. */
 import { type PackedBatch, record } from '@kvtier/events';
-import type { Keys } from '../chains.ts';
+import type { Keys } from '../keys.ts';
 
 export interface PackedEvent {
   /** One of `recordType`. */
