@@ -1,6 +1,6 @@
 /** The names of a prompt's blocks, as the KV index has them: chain hashes, computed natively, and of each the integer form's two words. */
 import { ChainHasher, parseHashAlgorithm, SequenceHashes } from '@kvtier/identity';
-import { type Keys, keysOfHashes } from '@kvtier/kv-index';
+import { foldsOf, type Keys, keysOfHashes } from '@kvtier/kv-index';
 
 /** How a model's workers name blocks. */
 export interface BlockNames {
@@ -18,10 +18,16 @@ const noKeys: Keys = new Int32Array(0);
 export function keysOfPrompt(tokens: Uint32Array, names: BlockNames | undefined, cacheSalt = ''): Keys {
   const hasher = names && hasherOf(names);
   if (hasher === undefined) return noKeys.slice();
-  if (cacheSalt === '') return keysOfHashes(hasher.hashBlocks(null, tokens), hasher.hashBytes);
+  if (cacheSalt === '') return toAsk(keysOfHashes(hasher.hashBlocks(null, tokens), hasher.hashBytes));
   const hashes = new SequenceHashes(hasher, { cacheSalt });
   hashes.append(tokens);
-  return keysOfHashes(hashes.packed, hasher.hashBytes);
+  return toAsk(keysOfHashes(hashes.packed, hasher.hashBytes));
+}
+
+/** The index checks a prompt by its folds: they are made here, once, and not while a worker is chosen. */
+function toAsk(keys: Keys): Keys {
+  foldsOf(keys);
+  return keys;
 }
 
 function hasherOf({ blockTokens, algorithm, seed }: BlockNames): ChainHasher | undefined {

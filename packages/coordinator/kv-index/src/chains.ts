@@ -60,7 +60,7 @@ export class Chains {
     run.stamp = stamp;
     this.table.move(record, runNumber, place);
     const { table } = this;
-    const step = place === 0 ? 0 : stepOf(low, high, table.lowOf(record), table.highOf(record));
+    const step = place === 0 ? 0 : stepOf(low, table.highOf(record));
     table.setFold(record, place === 0 ? 0 : (table.foldOf(before) + step) | 0);
   }
 

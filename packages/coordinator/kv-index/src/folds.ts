@@ -7,23 +7,31 @@
 import type { Keys } from './keys.ts';
 
 /** From one block to the next. */
-export const stepOf = (low: number, high: number, nextLow: number, nextHigh: number): number =>
-  Math.imul(low ^ 0x9e3779b9, nextHigh | 1) + Math.imul(high | 1, nextLow);
+export const stepOf = (low: number, nextHigh: number): number => Math.imul(low ^ 0x9e3779b9, nextHigh | 1);
 
-const known = new WeakMap<Keys, Int32Array>();
+const known = new WeakMap<ArrayBufferLike, Int32Array>();
 
-/** The fold up to each block. Kept as long as the keys are: who asks twice pays once. */
+/**
+ * The fold up to each block of a prompt. Kept as long as the keys' memory is, and shared by what begins where it begins: whoever makes keys
+ * to be asked for asks once here, and decisions find them.
+ */
 export function foldsOf(keys: Keys): Int32Array {
-  let folds = known.get(keys);
-  if (folds !== undefined) return folds;
-  const count = keys.length / 2;
-  folds = new Int32Array(count);
+  if (keys.byteOffset !== 0) return summed(keys);
+  let folds = known.get(keys.buffer);
+  if (folds === undefined) {
+    folds = summed(new Int32Array(keys.buffer));
+    known.set(keys.buffer, folds);
+  }
+  return folds;
+}
+
+function summed(keys: Keys): Int32Array {
+  const folds = new Int32Array(keys.length >>> 1);
   let fold = 0;
-  for (let i = 1; i < count; i++) {
+  for (let i = 1; i < folds.length; i++) {
     const at = 2 * i;
-    fold = (fold + stepOf(keys[at - 2]!, keys[at - 1]!, keys[at]!, keys[at + 1]!)) | 0;
+    fold = (fold + stepOf(keys[at - 2]!, keys[at + 1]!)) | 0;
     folds[i] = fold;
   }
-  known.set(keys, folds);
   return folds;
 }

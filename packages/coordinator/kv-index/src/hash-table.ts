@@ -157,10 +157,6 @@ export class HashTable {
     this.#chunks[record >>> chunkBits]![(record & chunkMask) * words + foldAt] = fold;
   }
 
-  lowOf(record: number): number {
-    return this.#chunks[record >>> chunkBits]![(record & chunkMask) * words]!;
-  }
-
   highOf(record: number): number {
     return this.#chunks[record >>> chunkBits]![(record & chunkMask) * words + 1]!;
   }
