@@ -3,7 +3,7 @@
  * tokens already hashed. Beside it, in the same rounds: as many reads of cache lines at random from a table of the index's size as
  * the prompt has runs to look up, and the prompt's blocks looked up one by one in a Map.
  */
-import { type Keys, KvIndex, type Match, maxMedia, Targets } from '@kvtier/kv-index';
+import { foldsOf, type Keys, KvIndex, type Match, maxMedia, Targets } from '@kvtier/kv-index';
 import { policies, type WorkerState } from '@kvtier/routing';
 import { median } from '../figures.ts';
 import { seeded } from './seeded.ts';
@@ -38,6 +38,13 @@ function promptKeys(prompt: number): Keys {
     keys[2 * i] = a;
     keys[2 * i + 1] = Math.imul(a ^ (i * 31 + chain), 0xc2b2ae35) ^ (chain << 7);
   }
+  return keys;
+}
+
+/** As a request's keys come: made anew, with what the index checks them by (api-server's prompt-keys.ts). */
+function asked(prompt: Keys): Keys {
+  const keys = prompt.slice();
+  foldsOf(keys);
   return keys;
 }
 
@@ -104,7 +111,7 @@ export function decisionCost(): DecisionCost {
     // Hashes that were just computed lie in the processor's cache, and the index in memory.
     const times = timed(
       perRound,
-      () => prompts[below(prompts.length)]!.slice(),
+      () => asked(prompts[below(prompts.length)]!),
       (keys) => decide(keys),
     );
     p50.push(times[Math.floor(perRound * 0.5)]!);

@@ -3,13 +3,16 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { getPriority, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { ChainHasher, integerForm, SequenceHashes } from '@kvtier/identity';
-import { afterAll, afterEach, expect, it } from 'vitest';
+import { foldsOf, keepFolds } from '@kvtier/kv-index';
+import { afterAll, afterEach, expect, it, vi } from 'vitest';
 import type { PassedOn } from './pass-on.ts';
 import { ids, modelDir } from './testing/harness.ts';
 import type { TextModel } from './text-model.ts';
 import { type LoadedText, largeBodiesNiceness, TextPool, type TextPoolOptions } from './text-pool.ts';
 import { smallBodyBytes } from './text-queue.ts';
 import type { UnderstoodPrompts } from './understand.ts';
+
+vi.mock('@kvtier/kv-index', { spy: true });
 
 const model: TextModel = {
   name: 'demo',
@@ -51,6 +54,16 @@ it('gives parameters and token ids, moved and not copied', async () => {
   const { prompts, params, echoes } = await understood(loaded, { prompt: 'Age:', echo: true });
   expect([[...prompts[0]!], params.n, echoes]).toEqual([ids('Age:'), 1, ['Age:']]);
   expect(await pool.run('unpin', loaded, bodyOf({ name: 'a' }))).toEqual({ model: 'demo', name: 'a' });
+});
+
+it('brings the index’s sums along with the names of blocks', async () => {
+  const loaded = await openKept();
+  const { keys } = await understood(loaded, { prompt: `Age: ${'a b c '.repeat(200)}` });
+  const [made, sums] = vi.mocked(keepFolds).mock.lastCall!;
+  expect(made).toBe(keys[0]);
+  expect(made.length).toBeGreaterThan(20);
+  expect(sums).toEqual(foldsOf(made.slice()));
+  expect(foldsOf(made)).toBe(sums);
 });
 
 it('names a prompt’s blocks as an engine does, with its salt', async () => {

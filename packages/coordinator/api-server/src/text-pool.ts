@@ -12,12 +12,13 @@
  */
 import { Worker } from 'node:worker_threads';
 import { KvError } from '@kvtier/errors';
+import { keepFolds } from '@kvtier/kv-index';
 import { TokenTable, type TokenTableParts } from './detokenizer.ts';
 import { HttpError } from './errors.ts';
 import { idsAtOnce } from './ids-at-once.ts';
 import type { TextModel } from './text-model.ts';
 import { type Taker, TextQueue } from './text-queue.ts';
-import type { BodyKind, Understood } from './understand.ts';
+import { type BodyKind, keysIn, type Understood } from './understand.ts';
 
 export interface TextJob {
   readonly kind: BodyKind | 'load';
@@ -46,6 +47,8 @@ export type TextFailure =
 export interface TextOutcome {
   readonly ready?: true;
   readonly value?: unknown;
+  /** Of each prompt's keys in `value`: the index checks a prompt by them, and the event loop does not make them. */
+  readonly folds?: readonly Int32Array[];
   readonly failure?: TextFailure;
 }
 
@@ -207,8 +210,8 @@ export class TextPool {
     if (model.modelDir === '') return { model, generation, table: noTokens };
     const load = (thread: TextThread) =>
       this.#run({ kind: 'load', models: [{ model, generation }], body: new ArrayBuffer(0) }, undefined, thread);
-    const [parts] = await Promise.all(this.#threads.map(load));
-    return { model, generation, table: new TokenTable(parts as TokenTableParts) };
+    const [first] = await Promise.all(this.#threads.map(load));
+    return { model, generation, table: new TokenTable(first!.value as TokenTableParts) };
   }
 
   /**
@@ -228,7 +231,9 @@ export class TextPool {
     );
     if (here !== undefined && !this.#closed && !signal?.aborted) return here as Understood[K];
     const models = served.map(({ model, generation }) => ({ model, generation }));
-    return (await this.#run({ kind, models, body }, signal)) as Understood[K];
+    const { value, folds = [] } = await this.#run({ kind, models, body }, signal);
+    keysIn(value as Understood[K]).forEach((keys, prompt) => void keepFolds(keys, folds[prompt]!));
+    return value as Understood[K];
   }
 
   async close(): Promise<void> {
@@ -238,7 +243,7 @@ export class TextPool {
     await Promise.all(this.#threads.map((thread) => thread.close(closing())));
   }
 
-  #run(job: TextJob, signal?: AbortSignal, thread?: TextThread): Promise<unknown> {
+  #run(job: TextJob, signal?: AbortSignal, thread?: TextThread): Promise<TextOutcome> {
     if (this.#closed) return Promise.reject(closing());
     if (signal?.aborted) return Promise.reject(signal.reason);
     if (this.#queue.length >= maxWaiting) return Promise.reject(busy(`${maxWaiting} requests wait to be read`));
@@ -248,7 +253,7 @@ export class TextPool {
         signal?.removeEventListener('abort', leave);
         if (outcome instanceof Error) reject(outcome);
         else if (outcome.failure) reject(asError(outcome.failure));
-        else resolve(outcome.value);
+        else resolve(outcome);
         this.#dispatch();
       };
       const waiting: Waiting = { job, settle };

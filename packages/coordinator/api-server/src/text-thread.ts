@@ -5,10 +5,11 @@
 import { getPriority, setPriority } from 'node:os';
 import { parentPort, workerData } from 'node:worker_threads';
 import { KvError } from '@kvtier/errors';
+import { foldsOf } from '@kvtier/kv-index';
 import { toHttpError } from './errors.ts';
 import type { TextFailure, TextJob, TextOutcome, TextThreadData } from './text-pool.ts';
 import { loadTokenizer, type Tokenizer } from './tokenizer.ts';
-import { understand } from './understand.ts';
+import { keysIn, understand } from './understand.ts';
 
 /** A client's own words come back to it in an error; not all of them. */
 const maxToldChars = 1_000;
@@ -50,10 +51,12 @@ function run(job: TextJob): { outcome: TextOutcome; transfer: ArrayBuffer[] } {
     models.map(({ model }) => model),
     (model) => tokenizerOf(models.find((known) => known.model === model)!),
   );
-  if ('passedOn' in value)
-    return { outcome: { value: { ...value, passedOn: body } }, transfer: [body, value.keys.buffer as ArrayBuffer] };
-  const ids = 'prompts' in value ? [...value.prompts, ...value.keys] : 'prompt' in value ? [value.prompt] : [];
-  return { outcome: { value }, transfer: ids.map(({ buffer }) => buffer as ArrayBuffer) };
+  const keys = keysIn(value);
+  const folds = keys.map(foldsOf);
+  const ids = 'prompts' in value ? value.prompts : 'prompt' in value ? [value.prompt] : [];
+  const transfer = [...ids, ...keys, ...folds].map(({ buffer }) => buffer as ArrayBuffer);
+  if (!('passedOn' in value)) return { outcome: { value, folds }, transfer };
+  return { outcome: { value: { ...value, passedOn: body }, folds }, transfer: [...transfer, body] };
 }
 
 function failureOf(error: unknown): TextFailure {

@@ -41,6 +41,12 @@ export interface UnderstoodPrompts {
   readonly echoes: readonly string[];
 }
 
+/** What was read of a body has these names of blocks in it. */
+export function keysIn(value: Understood[BodyKind]): readonly Keys[] {
+  if ('passedOn' in value) return [value.keys];
+  return 'keys' in value ? value.keys : [];
+}
+
 type Understand = {
   readonly [K in BodyKind]: (body: unknown, model: TextModel, tokenizer: () => Tokenizer) => Understood[K];
 };

@@ -25,6 +25,11 @@ export function foldsOf(keys: Keys): Int32Array {
   return folds;
 }
 
+/** Folds that were made beside the keys in another thread (`foldsOf` there), whose memory both have left. */
+export function keepFolds(keys: Keys, folds: Int32Array): void {
+  if (keys.byteOffset === 0 && 2 * folds.length === keys.length) known.set(keys.buffer, folds);
+}
+
 function summed(keys: Keys): Int32Array {
   const folds = new Int32Array(keys.length >>> 1);
   let fold = 0;
