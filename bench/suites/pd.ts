@@ -19,8 +19,8 @@
  * `--only=` names parts, with commas between: `mixed` (itl_p99, ttft_p90 and a part of decision), `goodput`, `hidden`, `short` and `warm`
  * (parts of decision). Parts that were not asked for have no figures.
  *
- * `--even` keeps all processors busy at idle priority (even-cores.ts), for both systems alike: no host computes faster because the other
- * one rests, as it is where hosts do not share a machine.
+ * All processors are kept busy at idle priority (even-cores.ts), for both systems alike: no host computes faster because the other one
+ * rests, as it is where hosts do not share a machine. `--uneven` does without.
  *
  * What the times to the first tokens are made of is said for each way and each reason of the decision: of what was served alone its queue,
  * its loads and its prefill, of what was split the wait for room at the decode side, queue and prefill at the prefill side, the transfer
@@ -62,7 +62,7 @@ const suite: Suite = {
   description:
     'prefill and decode apart against two combined workers, long prompts among streams, over 1 and 10 Gbit/s',
   needs: ['iproute2', 'nftables'],
-  /** `npm run bench -- pd [ROUNDS] [--gbit=N] [--only=PART,PART] [--even] [--verbose]` */
+  /** `npm run bench -- pd [ROUNDS] [--gbit=N] [--only=PART,PART] [--uneven] [--verbose]` */
   async run(context) {
     const missing = hostsMissing();
     if (missing !== undefined) throw new KvError('SETUP', missing);
@@ -70,7 +70,7 @@ const suite: Suite = {
     const rounds = Number(context.args.find((arg) => /^\d+$/.test(arg)) ?? defaultRounds);
     const { dir } = await resolveModel('random:25m');
     const cluster = await PdCluster.start(dir);
-    const uneven = context.args.includes('--even') ? evenCores() : () => {};
+    const rest = context.args.includes('--uneven') ? () => {} : evenCores();
     try {
       const targets = await targetsOf(cluster);
       context.log(`targets: ${targets.ttftMs} ms to the first token, ${targets.itlMs} ms between two`);
@@ -82,7 +82,7 @@ const suite: Suite = {
       }
       return figures;
     } finally {
-      uneven();
+      rest();
       await cluster.close();
     }
   },
