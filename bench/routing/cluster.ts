@@ -274,6 +274,7 @@ class Cluster implements Listener {
       waitingBlocks: worker.waitingBlocks,
       freedBlocksPerS: worker.freedBlocksPerS(nowS),
       maxRunning: this.#hardware.maxRunning,
+      maxStepTokens: this.#hardware.stepTokens,
       loadAheadS: worker.loadAheadS(nowS),
       prefillTokensPerS: this.#hardware.prefillTokensPerS,
       stepS: this.#hardware.stepS,

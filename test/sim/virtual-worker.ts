@@ -61,7 +61,7 @@ export class VirtualWorker implements Worker {
     this.steps = steps;
     this.number = number;
     this.record = recordOf(`w${number}`, { role, node: `n${number}` });
-    this.facts = factsOf({ totalBlocks, maxRunning: 32, stepTokens, bootEpoch: String(number) });
+    this.facts = factsOf({ totalBlocks, maxRunning: 32, maxStepTokens: stepTokens, bootEpoch: String(number) });
     this.tokensPerS = tokensPerS;
     this.lie = lie;
     this.linkBlocksPerS = linkBlocksPerS;

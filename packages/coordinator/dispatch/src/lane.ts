@@ -23,6 +23,7 @@ class State {
   waitingBlocks = 0;
   freedBlocksPerS = 0;
   maxRunning: number | undefined = undefined;
+  maxStepTokens: number | undefined = undefined;
   loadAheadS = 0;
   prefillTokensPerS = unmeasuredTokensPerS;
   stepS = 0;
@@ -92,6 +93,7 @@ export class Lane {
       state.waitingBlocks = load.waitingBlocks;
       state.totalBlocks = facts?.totalBlocks ?? 0;
       state.maxRunning = facts?.maxRunning;
+      state.maxStepTokens = facts?.maxStepTokens;
       // A worker without requests frees nothing more: whatever it says, it takes the next one.
       state.freedBlocksPerS = isIdle || state.totalBlocks === 0 ? 0 : load.freedBlocksPerS;
       state.loadAheadS = load.loadAheadS;

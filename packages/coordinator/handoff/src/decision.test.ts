@@ -258,14 +258,14 @@ describe('by hand', () => {
       tokens: fc.integer({ min: 40, max: 6_000 }),
       linkBlocksPerS: fc.double({ min: 10, max: 20_000, noNaN: true }),
       prefillStepS: fc.double({ min: 1e-4, max: 0.05, noNaN: true }),
-      stepTokens: fc.constantFrom(64, 512, 2_048),
+      maxStepTokens: fc.constantFrom(64, 512, 2_048),
     });
     fc.assert(
-      fc.property(figures, ({ prefillStepS, stepTokens, ...part }) => {
-        const others = [side(1, { prefillStepS, stepTokens })];
+      fc.property(figures, ({ prefillStepS, maxStepTokens, ...part }) => {
+        const others = [side(1, { prefillStepS, maxStepTokens })];
         const { blocks, stepBlocks, travels } = decide(question({ mode: 'always', others, ...part })).split!;
         expect(travels).toBe(blocks);
-        const [most, used] = [stepTokens / 16, stepBlocks || stepTokens / 16];
+        const [most, used] = [maxStepTokens / 16, stepBlocks || maxStepTokens / 16];
         expect(used).toBeLessThanOrEqual(most);
         const costOf = (size: number): number => (blocks / size) * prefillStepS + size / part.linkBlocksPerS;
         for (let size = 1; size <= Math.min(most, blocks); size++)

@@ -16,7 +16,7 @@ async function handedOff(
 ): Promise<number[][]> {
   const workers = new FakeWorkers();
   workers.add('d');
-  const prefill = { ...workers.add('p'), stepTokens: 512 } as unknown as Split['prefill'];
+  const prefill = { ...workers.add('p'), maxStepTokens: 512 } as unknown as Split['prefill'];
   const told: number[][] = [];
   const streams = new Map<string, { onEvent: OnEvent; end: () => void }>();
   const follow = (number: number, _: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void> =>

@@ -283,7 +283,7 @@ export class HandOffs {
     blockTokens: number,
   ): { stallMs: number; deadlineMs: number } {
     const { stallMs, deadlineMs } = this.#limits;
-    const steps = Math.max(Math.ceil(computes / (stepBlocks * blockTokens || prefill.stepTokens)), 1);
+    const steps = Math.max(Math.ceil(computes / (stepBlocks * blockTokens || prefill.maxStepTokens)), 1);
     const blockS = Math.max(firstS, (arrivedS - firstS) / steps);
     const stall = Math.min(stallMs + patience * blockS * 1000, deadlineMs);
     return { stallMs: Math.ceil(stall), deadlineMs };

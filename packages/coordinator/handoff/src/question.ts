@@ -19,8 +19,8 @@ export interface Side extends WorkerState {
   readonly legs: number;
   /** Of those that wait there: whose prompt others compute. They have next to nothing to wait for there. */
   readonly awaiting: number;
-  /** Tokens that it computes in one step at most. */
-  readonly stepTokens: number;
+  /** As it says, or as is usual. */
+  readonly maxStepTokens: number;
   /** Of a step that computes prompts alone, besides its tokens; 0: not known. */
   readonly prefillStepS: number;
   /** Of what decoding leaves of a target between tokens, the share that prompts get there. */

@@ -68,7 +68,7 @@ export function sideOf(worker: Worker, own: Share | undefined, match: Held, legs
     waitingBlocks: Math.max(load.waitingBlocks - share.blocks, 0),
     freedBlocksPerS: load.freedBlocksPerS,
     maxRunning: facts?.maxRunning,
-    stepTokens: facts?.stepTokens ?? usualStepTokens,
+    maxStepTokens: facts?.maxStepTokens ?? usualStepTokens,
     loadAheadS: Math.max(load.loadAheadS - share.loadS, 0),
     prefillTokensPerS: load.prefillTokensPerS,
     prefillStepS: load.prefillStepS ?? 0,

@@ -78,7 +78,7 @@ export function splitTimes(
   const tail = tokens - blocks * blockTokens;
   const computes = toCompute * blockTokens + (draws ? tail : 0);
   const travels = isNear ? 0 : blocks - held;
-  const most = Math.max(Math.floor(prefill.stepTokens / blockTokens), 1);
+  const most = Math.max(Math.floor(prefill.maxStepTokens / blockTokens), 1);
   const stepBlocks = travels === 0 ? 0 : stepBlocksOf(prefill, toCompute, link, most);
   const moreSteps = stepBlocks === 0 ? 0 : Math.ceil(toCompute / stepBlocks) - Math.ceil(toCompute / most);
   const computeS = computes * tokenS(question, prefill) + moreSteps * prefill.prefillStepS;
@@ -144,9 +144,9 @@ const tokenS = (question: Question, side: Side): number =>
 /** Prompt tokens of one step there, beside those that run. Only workers that decode for others are told to keep to the target. */
 export function chunkOf({ itlS, blockTokens }: Question, side: Side): number {
   const leftS = itlS - stepS(side);
-  if (side.role !== 'decode' || side.running === 0 || leftS <= 0) return side.stepTokens;
+  if (side.role !== 'decode' || side.running === 0 || leftS <= 0) return side.maxStepTokens;
   const inTime = side.pacingTrust * Math.max(leftS, itlS * leastShare) * side.prefillTokensPerS;
-  return Math.min(Math.max(inTime, blockTokens), side.stepTokens);
+  return Math.min(Math.max(inTime, blockTokens), side.maxStepTokens);
 }
 
 /** Of a step without prompts. */

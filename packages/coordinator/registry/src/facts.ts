@@ -43,7 +43,7 @@ export function factsOf(worker: string, description: Description): WorkerFacts {
   const { blockCount, maxSequences, maxStepTokens, namespaces, ...facts } = told;
   return {
     ...{ ...facts, totalBlocks: blockCount },
-    stepTokens: maxStepTokens > 0 ? maxStepTokens : undefined,
+    maxStepTokens: maxStepTokens > 0 ? maxStepTokens : undefined,
     maxRunning: maxSequences > 0 ? maxSequences : undefined,
     namespaces: namespaces.length > 0 ? namespaces : undefined,
   };

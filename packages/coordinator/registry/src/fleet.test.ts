@@ -93,7 +93,7 @@ it('a worker joins, says what it is, and answers', async () => {
     hashSeed: 'seed',
     totalBlocks: 100,
     blockBytes: 16_384,
-    stepTokens: 512,
+    maxStepTokens: 512,
     bootEpoch: engine.description.bootEpoch,
     maxRunning: 8,
     namespaces: ['00112233aabbccdd', 'ffffffffffffffff'],

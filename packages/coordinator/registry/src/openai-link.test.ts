@@ -277,7 +277,7 @@ it.each([
 
 it('nor does a list of a hundred thousand models, of which the first is looked at', async () => {
   const card = '{"id":"a"}';
-  pod.models = () => `{"data":[{"id":"first","max_model_len":10}${`,${card}`.repeat(90_000)}]}`;
+  pod.models = () => `{"data":[{"id":"first","max_model_len":10}${`,${card}`.repeat(90_000)},{}]}`;
   join();
   await until('ready');
   expect(worker().facts).toMatchObject({ model: 'first', maxModelTokens: 10 });

@@ -38,7 +38,7 @@ export interface WorkerFacts {
   /** Requests that it runs at most; undefined: it does not say. */
   readonly maxRunning: number | undefined;
   /** Tokens that it computes in one step at most; undefined: it does not say. */
-  readonly stepTokens?: number | undefined;
+  readonly maxStepTokens?: number | undefined;
   /** First 16 hex digits of the namespace of each of its attention groups, as its cache node tells them; undefined: it does not say. */
   readonly namespaces: readonly string[] | undefined;
   /** Another one after each start of its process; empty: it does not say. */

@@ -1,12 +1,12 @@
 /** What the queue in front of the workers (`late-binding.ts`) knows while it looks who can go: those that wait, and the workers' loads. */
 import {
   bringSecondsOf,
-  chunkTokens,
   computedTokensOf,
   costOf,
   type HeldOfPrompt,
   isFull,
   roomS,
+  usualStepTokens,
   workS,
 } from './policies/predicted.ts';
 import { leastBy, type Random, type RoutedRequest, type WorkerState } from './policy.ts';
@@ -181,9 +181,9 @@ export class Look {
    */
   takes({ request, known }: Held<unknown>, worker: number): { readonly seconds: number; readonly lastStepS: number } {
     const load = this.loads[worker]!;
-    const { tokensAhead, stepTokens = 0, prefillTokensPerS } = load;
+    const { tokensAhead, stepTokens = 0, maxStepTokens = usualStepTokens, prefillTokensPerS } = load;
     const tokens = Math.max(tokensAhead - stepTokens, 0) + computedTokensOf(request, load, known[worker]!);
-    const lastStepTokens = tokens - (Math.ceil(tokens / chunkTokens) - 1) * chunkTokens;
+    const lastStepTokens = tokens - (Math.ceil(tokens / maxStepTokens) - 1) * maxStepTokens;
     const seconds = costOf(request, load, 0, 0, 1, known[worker]!);
     return { seconds, lastStepS: lastStepTokens / prefillTokensPerS };
   }

@@ -214,6 +214,18 @@ describe('policies', () => {
     expect(choose('predicted', [worker({ running: 20 }), worker({ running: 10 })])).toBe(1);
   });
 
+  it('counts those that run in as many steps as the worker takes for a prompt', () => {
+    const long = request(1, 128); // 2,051 tokens
+    const [small, large] = [512, 2_048].map((maxStepTokens) => worker({ running: 20, maxStepTokens }));
+    expect(policies.predicted().choose(long, [small, large], 0, half)).toBe(1);
+    // 3 steps more, 20 ms each.
+    for (const [ms, chosen] of [
+      [59, 1],
+      [61, 0],
+    ] as const)
+      expect(policies.predicted().choose(long, [small, { ...large!, tokensAhead: ms }], 0, half)).toBe(chosen);
+  });
+
   it('knows of a step that computes prompts how much of it is left', () => {
     // Two workers with 60 ms of work, all of it in the step that runs; one of them has done most of it.
     const at = (stepForS: number): WorkerState => worker({ waiting: 1, tokensAhead: 60, stepTokens: 60, stepForS });

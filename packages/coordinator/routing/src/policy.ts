@@ -23,6 +23,8 @@ export interface WorkerState {
   /** Blocks that those which wait will hold, and as measured, blocks that ended requests give back a second; 0: not known. */
   readonly waitingBlocks: number;
   readonly freedBlocksPerS: number;
+  /** Prompt tokens that one step computes at most; undefined: not known. */
+  readonly maxStepTokens?: number | undefined;
   /** Requests that it runs at most; undefined: not known. */
   readonly maxRunning?: number | undefined;
   /** Seconds that the loads take which were begun. */

@@ -16,7 +16,7 @@ export const side = (number: number, part: Partial<Side> & { held?: number } = {
     ...{
       legs: 0,
       awaiting: 0,
-      stepTokens: 500,
+      maxStepTokens: 500,
       prefillStepS: 0,
       pacingTrust: 0.9,
       waiting: 0,
@@ -57,7 +57,7 @@ export const sideFigures = fc.record({
   node: fc.constantFrom('a', 'b', null),
   legs: fc.integer({ min: 0, max: 9 }),
   awaiting: fc.integer({ min: 0, max: 20 }),
-  stepTokens: fc.constantFrom(16, 512, 2_048),
+  maxStepTokens: fc.constantFrom(16, 512, 2_048),
   prefillStepS: fc.constantFrom(0, 0.001, 0.01),
   pacingTrust: fc.constantFrom(0.5, 0.9),
   waiting: fc.integer({ min: 0, max: 20 }),

@@ -25,8 +25,8 @@ export type HeldOfPrompt = Pick<WorkerState, 'match' | 'remoteBlocks' | 'remoteM
 /** Nothing was freed yet: as if what is in use were freed within so many seconds. */
 const unknownAnswerS = 20;
 
-/** Prompt tokens of one step, as engines are set up. */
-export const chunkTokens = 2048;
+/** Prompt tokens of one step at most, of engines that do not say it: as they are set up. */
+export const usualStepTokens = 2048;
 
 export class Predicted implements Policy {
   readonly name = 'predicted';
@@ -68,7 +68,7 @@ export function costOf(
   const readyS = Math.max(loadAheadS + claimedLoadS + bringS, roomS(request, worker));
   // Prompts of one step take no less than a step does.
   const computedS = Math.max(Math.max(queuedS, readyS) + computeS, readyS + stepS);
-  const steps = 1 + (computedS * prefillTokensPerS) / chunkTokens;
+  const steps = 1 + (computedS * prefillTokensPerS) / (worker.maxStepTokens ?? usualStepTokens);
   return restOfStepS(worker) + computedS + steps * requests * stepPerRequestS + (computeS + bringS) * (weight - 1);
 }
 
