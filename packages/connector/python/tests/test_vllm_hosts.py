@@ -40,6 +40,12 @@ class Hosts(EngineCase):
 
     def until_known(self, engine: Engine, other: Engine, texts: list[list[int]]) -> None:
         """The node of `other` holds, and that of `engine` has heard of, all whole blocks of each prompt."""
+        unanswered = 0
+        for _ in range(10):  # by a node that a busy machine kept waiting: what comes again is offered again
+            before, unanswered = unanswered, other.connector._scheduler.counters.get("store_unanswered_blocks", 0)
+            if unanswered == before:
+                break
+            self.serve(other, texts)
         for request in list(other.done.values())[-len(texts) :]:
             tokens = request.num_prompt_tokens // other.align * other.align
             for one, what in ((other, "are held by the node of who computed them"), (engine, "are known to the other node")):
