@@ -14,20 +14,18 @@ import type { WorkerFacts } from './worker.ts';
 
 const [mostModelsBytes, mostMetricsBytes] = [1 << 20, 8 << 20];
 
+const modelSchema = z.object({
+  id: z.string().min(1).max(1024),
+  max_model_len: z
+    .number()
+    .int()
+    .min(1)
+    .max(2 ** 40)
+    .nullish(),
+});
+/** Of the models the first; others are not looked at, however many there are. */
 const modelsSchema = z.object({
-  data: z
-    .array(
-      z.object({
-        id: z.string().min(1).max(1024),
-        max_model_len: z
-          .number()
-          .int()
-          .min(1)
-          .max(2 ** 40)
-          .nullish(),
-      }),
-    )
-    .min(1),
+  data: z.preprocess((all) => (Array.isArray(all) ? all.slice(0, 1) : all), z.array(modelSchema).min(1)),
 });
 
 export class PodAsks {
