@@ -2,6 +2,7 @@
  * Runs vitest and returns what happened as counts, read from its JSON report, so that the closing line never depends on how a
  * reporter words itself.
  */
+import { spawn } from 'node:child_process';
 import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -10,16 +11,18 @@ import { foreground, root } from './command.mjs';
 /**
  * @param {readonly string[]} projects
  * @param {readonly string[]} args further arguments for vitest: paths, -t NAME
+ * @param {{lane?: 'computing' | 'waiting', beside?: boolean}} options `lane`: of slow tests only those (test/setup/computing.ts); `beside`:
+ *   behind whatever else runs, and what it says is told when it has ended
  * @returns {Promise<{code: number, passed: number, failed: number, skipped: string[], flaky: string[]}>} `flaky`: passed only
  *   at their second attempt
  */
-export async function runVitest(projects, args) {
+export async function runVitest(projects, args, { lane, beside = false } = {}) {
   const folder = mkdtempSync(join(tmpdir(), 'kvtier-test-'));
   try {
     const report = join(folder, 'report.json');
     const flakyReport = join(folder, 'flaky');
-    process.env.KVTIER_FLAKY_REPORT = flakyReport;
-    const code = await foreground(process.execPath, [
+    const env = { ...process.env, KVTIER_FLAKY_REPORT: flakyReport, ...(lane && { KVTIER_TEST_LANE: lane }) };
+    const vitest = [
       join(root, 'node_modules/vitest/vitest.mjs'),
       'run',
       ...projects.flatMap((project) => ['--project', project]),
@@ -28,7 +31,8 @@ export async function runVitest(projects, args) {
       `--reporter=${join(root, 'scripts/lib/flaky-reporter.mjs')}`,
       `--outputFile.json=${report}`,
       ...args,
-    ]);
+    ];
+    const code = beside ? await behind(vitest, env) : await foreground(process.execPath, vitest, { env });
     const flaky = existsSync(flakyReport) ? readFileSync(flakyReport, 'utf8').trim().split('\n') : [];
     const counts = { code, passed: 0, failed: 0, skipped: [], flaky };
     let files;
@@ -49,6 +53,37 @@ export async function runVitest(projects, args) {
   } finally {
     rmSync(folder, { recursive: true, force: true });
   }
+}
+
+/** Node runs this behind all others; its output comes when it has ended. Resolves to its exit code. */
+function behind(args, env) {
+  return new Promise((resolve, reject) => {
+    const child = spawn('nice', ['-n', '10', process.execPath, ...args], {
+      ...{ cwd: root, env, stdio: ['ignore', 'pipe', 'pipe'] },
+    });
+    let output = '';
+    for (const stream of [child.stdout, child.stderr])
+      stream.setEncoding('utf8').on('data', (chunk) => {
+        output += chunk;
+      });
+    child.on('error', reject);
+    child.on('close', (code) => {
+      process.stdout.write(`beside the others, what only computes:\n${output}`);
+      resolve(code ?? 143);
+    });
+  });
+}
+
+/** @param {readonly Awaited<ReturnType<typeof runVitest>>[]} runs at the same time */
+export function together(runs) {
+  const sum = (of) => runs.reduce((total, run) => total + of(run), 0);
+  return {
+    code: runs.find(({ code }) => code !== 0)?.code ?? 0,
+    passed: sum(({ passed }) => passed),
+    failed: sum(({ failed }) => failed),
+    skipped: runs.flatMap(({ skipped }) => skipped),
+    flaky: runs.flatMap(({ flaky }) => flaky),
+  };
 }
 
 /**

@@ -114,15 +114,18 @@ class EngineCase(NodeCase):
         until(f"{tokens} tokens are held", lambda: self.held(engine, last) >= tokens)
 
     def held(self, engine: Engine, request: Any) -> int:
-        """Tokens from the request's beginning that the node holds for each rank and group without a window."""
+        """Tokens from the request's beginning that the node holds for each rank and group without a window; 0: it does not say so now."""
         attached = engine.connector._scheduler._node.attached()
+        if attached is None:
+            return 0
         least = request.num_tokens
         for share, session in zip(attached.shares, attached.sessions):
             if share.group.window_tokens:
                 continue
             step = share.group.hash_step
             asked = session.lookup(b"".join(request.block_hashes[step - 1 :: step]), deadline_s=5)
-            asked.wait(5)
+            if not asked.wait(5) or asked.error is not None:
+                return 0
             least = min(least, asked.result().blocks * share.group.block_tokens)
         return least
 

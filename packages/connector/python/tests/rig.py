@@ -25,15 +25,15 @@ NAMESPACE = hashlib.sha256(b"the tests of the Python package").digest()
 NODE = json.loads(os.environ.get("KVTIER_TEST_NODE", "[]"))
 
 
-def until(what: str, happens: Callable[[], Any], limit_s: float = 30.0) -> Any:
-    """What ``happens`` gives, once that is true."""
+def until(what: str, happens: Callable[[], Any], limit_s: float = 30.0, seen: Callable[[], object] | None = None) -> Any:
+    """What ``happens`` gives, once that is true. ``seen``: what to look at where it is not."""
     end = time.monotonic() + limit_s
     while True:
         found = happens()
         if found:
             return found
         if time.monotonic() > end:
-            raise AssertionError(f"{what}: not within {limit_s} s")
+            raise AssertionError(f"{what}: not within {limit_s} s" + ("" if seen is None else f"; {seen()}"))
         time.sleep(0.002)
 
 

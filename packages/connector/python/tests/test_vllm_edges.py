@@ -78,6 +78,45 @@ class Unasked(EngineCase):
         self.assertEqual(self.counted(engine, "unasked", "lookups"), [0, 1])
 
 
+class Offers(EngineCase):
+    def test_a_prefix_that_requests_share_takes_room_once(self) -> None:
+        """Each of them offers it; held at the same time, one by one, their blocks would be more than may be held."""
+        shape, texts = self.own(Shape()), prompts(5)
+        engine = self.play(self.shared(), shape)
+        stores = engine.connector._scheduler._stores
+        offered = sum(len(text) for text in texts) // engine.align
+        self.assertGreater(offered, stores.holder.most)
+        with mock.patch.object(stores, "plans", list):  # the node answers no reserve in time
+            for number, text in enumerate(texts):
+                engine.add(f"shares-{number}", text)
+            while engine.requests:
+                engine.step()
+            # The second began in the first one's step, when nothing was to be found yet: its prefix is its own.
+            self.assertEqual((stores.holder.held, offered), (10 + 10 + 3 * 4, 50))
+        engine.run()
+        self.check(engine)
+        self.assertEqual(stores.holder.held, 0)
+        for request in engine.done.values():
+            until("all of it is held", lambda request=request: self.held(engine, request) >= 40, seen=lambda: self.told(engine))
+        self.assertNotIn("store_left_out_blocks", engine.connector._scheduler.counters)
+
+    def test_what_finds_no_room_until_its_request_ends_is_counted(self) -> None:
+        shape = self.own(Shape(options={"held_blocks_share": 0.13}))
+        engine = self.play(self.shared(), shape)
+        stores = engine.connector._scheduler._stores
+        self.assertEqual(stores.holder.most, 12)
+        with mock.patch.object(stores, "plans", list):
+            for number, text in enumerate(prompts(2, shared=0)):
+                engine.add(f"apart-{number}", text)
+            while engine.requests:
+                engine.step()
+            self.assertEqual(stores.holder.held, 12)
+        engine.run()
+        self.check(engine)
+        self.assertEqual(engine.connector._scheduler.counters["store_left_out_blocks"], 8)
+        until("what had room is held", lambda: sum(self.held(engine, one) for one in engine.done.values()) == 48)
+
+
 class Claims(EngineCase):
     def filled(self, shape: Shape, text: list[int]) -> list[int]:
         """It is held; the tokens."""

@@ -25,7 +25,14 @@ class Taken:
         self.blocks: dict[int, list[int]] = {}
 
     def room(self) -> int:
-        return self._draw.choice((0, 1, 3, 1000))
+        return self._draw.choice((-1, 0, 1, 3, 1000))
+
+    def fitting(self, ids: list[int], room: int) -> tuple[int, int]:
+        count = max(0, min(len(ids), room))
+        return count, count
+
+    def left_out(self, blocks: int) -> None:
+        pass
 
     def offer(self, _attached: Any, _hashes: Any, pieces: list[Any], _tokens: Any) -> None:
         for piece in pieces:
@@ -39,6 +46,9 @@ class Pieces:
 
     def room(self) -> int:
         return 1000
+
+    def fitting(self, ids: list[int], _room: int) -> tuple[int, int]:
+        return len(ids), len(ids)
 
     def offer(self, _attached: Any, _hashes: Any, pieces: list[Any], _tokens: Any) -> None:
         self.pieces += [(piece.first, piece.first + len(piece.ids)) for piece in pieces]

@@ -7,6 +7,7 @@ import os
 import signal
 import unittest
 from pathlib import Path
+from typing import Any
 
 from rig import Node, until
 
@@ -38,10 +39,36 @@ class Hosts(EngineCase):
             node.start()
 
     def until_known(self, engine: Engine, other: Engine, texts: list[list[int]]) -> None:
-        """The node of `engine` has heard what that of `other` holds: of each prompt all whole blocks."""
+        """The node of `other` holds, and that of `engine` has heard of, all whole blocks of each prompt."""
+        unanswered = 0
+        for _ in range(10):  # by a node that a busy machine kept waiting: what comes again is offered again
+            before, unanswered = unanswered, other.connector._scheduler.counters.get("store_unanswered_blocks", 0)
+            if unanswered == before:
+                break
+            self.serve(other, texts)
         for request in list(other.done.values())[-len(texts) :]:
             tokens = request.num_prompt_tokens // other.align * other.align
-            until(f"{tokens} tokens are known", lambda request=request, tokens=tokens: self.held(engine, request) >= tokens)
+            for one, what in ((other, "are held by the node of who computed them"), (engine, "are known to the other node")):
+                until(
+                    f"{tokens} tokens {what}",
+                    lambda one=one, request=request, tokens=tokens: self.held(one, request) >= tokens,
+                    seen=lambda request=request: [self.looked(each, request) for each in (other, engine)],
+                )
+
+    def looked(self, engine: Engine, request: Any) -> list[Any]:
+        """What an engine and its node say of a request's blocks, each session by itself."""
+        attached = engine.connector._scheduler._node.attached()
+        found: list[Any] = [self.told(engine)]
+        if attached is None:
+            return [*found, "its node does not answer"]
+        for share, session in zip(attached.shares, attached.sessions):
+            step = share.group.hash_step
+            asked = session.lookup(b"".join(request.block_hashes[step - 1 :: step]), gaps=True, deadline_s=5)
+            counters = session.stats(deadline_s=5)
+            for one in (asked, counters):
+                one.wait(5)
+            found.append((share.number, asked.value, counters.value))
+        return found
 
     def test_what_one_computed_the_other_loads(self) -> None:
         """Both ways; of ranks and groups, too."""

@@ -14,25 +14,19 @@ import type { WorkerFacts } from './worker.ts';
 
 const [mostModelsBytes, mostMetricsBytes] = [1 << 20, 8 << 20];
 
-/** Of the first model: a pod may list as many adapters as it likes, and they are not looked at. */
-const modelsSchema = z.object({
-  data: z.tuple([
-    z.object({
-      id: z.string().min(1).max(1024),
-      max_model_len: z
-        .number()
-        .int()
-        .min(1)
-        .max(2 ** 40)
-        .nullish(),
-    }),
-  ]),
+const modelSchema = z.object({
+  id: z.string().min(1).max(1024),
+  max_model_len: z
+    .number()
+    .int()
+    .min(1)
+    .max(2 ** 40)
+    .nullish(),
 });
-
-const firstOf = (models: unknown): unknown => {
-  const data = (models as { readonly data?: unknown } | null)?.data;
-  return Array.isArray(data) ? { data: data.slice(0, 1) } : models;
-};
+/** Of the models the first; others are not looked at, however many there are. */
+const modelsSchema = z.object({
+  data: z.preprocess((all) => (Array.isArray(all) ? all.slice(0, 1) : all), z.array(modelSchema).min(1)),
+});
 
 export class PodAsks {
   readonly #pod: PodAddress;
@@ -67,13 +61,13 @@ export class PodAsks {
         `worker ${name}: /v1/models is no JSON; give the address of an OpenAI-compatible server`,
       );
     }
-    const [model] = checked(name, '/v1/models', modelsSchema, firstOf(models)).data;
+    const [model] = checked(name, '/v1/models', modelsSchema, models).data;
     const scrape = await this.scrape();
     return {
-      model: model.id,
+      model: model!.id,
       modelDigest: '',
       modelDir: '',
-      maxModelTokens: model.max_model_len ?? 0,
+      maxModelTokens: model!.max_model_len ?? 0,
       vocabSize: 0,
       stopTokenIds: [],
       ...cacheOf(scrape, { blockTokens: 0, totalBlocks: 0, hashAlgorithm: '' }),

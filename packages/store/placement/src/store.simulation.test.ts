@@ -335,7 +335,9 @@ const steps: fc.Arbitrary<Step> = (() => {
   );
 })();
 
-it('a random life keeps every invariant, and everything comes back at its end', async () => {
+/** So many lives are work, and no waiting: on a machine that has much else to do they take as long as they take. */
+const timeout = 180_000;
+it('a random life keeps every invariant, and everything comes back at its end', { timeout }, async () => {
   await fc.assert(
     fc.asyncProperty(
       fc.array(steps, { minLength: 40, maxLength: 200, size: 'max' }),

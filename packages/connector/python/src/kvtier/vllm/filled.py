@@ -65,7 +65,7 @@ class Filled:
             return
         known.hear(self._groups)  # answered after it was admitted, perhaps
         named = len(known.hashes) * self._hash_tokens
-        room = -1
+        room: int | None = None
         pieces: list[Piece] = []
         next_tokens = computed_tokens + ahead_tokens + self._align
         for group in self._groups:
@@ -80,8 +80,8 @@ class Filled:
             if answer and end - offered < ANSWER_BLOCKS:
                 next_tokens = min(next_tokens, (offered + ANSWER_BLOCKS) * group.block_tokens)
                 continue
-            if room < 0:
-                room = max(0, self._stores.room())
+            if room is None:
+                room = self._stores.room()
             base = known.bases[index]
             first = max(offered, base, group.first_live(computed_tokens))
             if window:
@@ -92,15 +92,18 @@ class Filled:
                 ids, first = ids[1:], first + 1
             if 0 in ids:
                 ids = ids[: ids.index(0)]
-            # A part of a window's tail is of no use.
-            ids = ids[:room] if not window or len(ids) <= room else []
-            room -= len(ids)
-            if ids:
-                pieces.append(Piece(group, first, ids))
-                known.offered[index] = first + len(ids)
-            next_tokens = min(next_tokens, (max(known.offered[index], end) + 1) * group.block_tokens)
-            if room == 0:
+            count, taken = self._stores.fitting(ids, room)
+            if count < len(ids):
                 next_tokens = 0
+                if window:  # a part of its tail is of no use
+                    count, taken = 0, 0
+                if not goes_on:
+                    self._stores.left_out(len(ids) - count)
+            room -= taken
+            if count:
+                pieces.append(Piece(group, first, ids[:count]))
+                known.offered[index] = first + count
+            next_tokens = min(next_tokens, (max(known.offered[index], end) + 1) * group.block_tokens)
         known.next_tokens = next_tokens
         if pieces:
             self._stores.offer(attached, known.hashes, pieces, known.tokens)

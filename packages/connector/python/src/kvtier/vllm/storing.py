@@ -5,7 +5,7 @@
                          └─ not copied ──► Abort ──► let go
 
 Invariants: a block is held from its offer to the end of its copy, and let go exactly once, on the engine's thread; what is offered in
-one step is copied in the next one at the earliest; no more blocks are held than the bound.
+one step is copied in the next one at the earliest; no more blocks are held than the bound, where one that several offers hold counts once.
 """
 
 from __future__ import annotations
@@ -67,24 +67,39 @@ class Holder:
 
     def __init__(self, pool: Any, share: float) -> None:
         self._pool = pool
-        self.held = 0
+        #: Block -> offers that hold it: each request offers the prefix that it shares with others, too.
+        self._holds: dict[int, int] = {}
         self.most = max(1, int(len(pool.blocks) * share))
+
+    @property
+    def held(self) -> int:
+        return len(self._holds)
 
     @property
     def room(self) -> int:
         return self.most - self.held
+
+    def fresh(self, block: int) -> bool:
+        """To hold it takes room."""
+        return block not in self._holds
 
     def hold(self, ids: Sequence[int]) -> list[Any]:
         blocks = [self._pool.blocks[i] for i in ids]
         if any(block.ref_cnt < 1 for block in blocks):
             raise RuntimeError("a block that nobody holds any more was to be stored")
         self._pool.touch(blocks)
-        self.held += len(blocks)
+        for block in ids:
+            self._holds[block] = self._holds.get(block, 0) + 1
         return blocks
 
     def let_go(self, blocks: list[Any]) -> None:
         """The last of a chain goes first."""
-        self.held -= len(blocks)
+        for block in blocks:
+            left = self._holds[block.block_id] - 1
+            if left:
+                self._holds[block.block_id] = left
+            else:
+                del self._holds[block.block_id]
         self._pool.free_blocks(reversed(blocks))
 
 
@@ -102,8 +117,23 @@ class Stores:
         return bool(self._offers)
 
     def room(self) -> int:
-        """Blocks that may be offered now."""
-        return min(self.holder.room, MAX_OFFER_BLOCKS) if len(self._offers) < MAX_OFFERS else 0
+        """Blocks that may be offered now, besides those that are held already; -1: none at all."""
+        return min(self.holder.room, MAX_OFFER_BLOCKS) if len(self._offers) < MAX_OFFERS else -1
+
+    def fitting(self, ids: Sequence[int], room: int) -> tuple[int, int]:
+        """How many of these, from the first on, may be offered in so much room, and how much of it they take."""
+        taken = 0
+        for count, block in enumerate(ids):
+            needed = taken + self.holder.fresh(block)
+            if needed > room or count == MAX_OFFER_BLOCKS:
+                return count, taken
+            taken = needed
+        return len(ids), taken
+
+    def left_out(self, blocks: int) -> None:
+        """Of a request that has ended: there was no room for them."""
+        if blocks:
+            self._add("store_left_out_blocks", blocks)
 
     def offer(self, attached: Attached, hashes: Sequence[bytes], pieces: list[Piece], tokens: Any | None) -> int:
         """Holds the pieces' blocks and asks for slots; its number. `tokens`: of the request, where their names depend on nothing else."""
