@@ -11,7 +11,11 @@ runService('cache-node', async () => {
   const failpoint = failpointFromEnv(process.env);
   const onProblem = tellRenewed(log, 'peers: certificate or secret');
   const peers = config.peers && { ...config.peers, security: readPeerCredentials(config.peers.security, onProblem) };
-  const kvEvents = config.kvEvents && { ...config.kvEvents, curve: readKvEventsCurve(config.kvEvents) };
+  const onEventsProblem = tellRenewed(log, 'KV events: keys');
+  const kvEvents = config.kvEvents && {
+    ...config.kvEvents,
+    curve: readKvEventsCurve(config.kvEvents, onEventsProblem),
+  };
   const group = readGroup(config.group);
   const gauges = () => ({ 'renewals.refused': refusedRenewals() });
   const node = await openCacheNode({ ...config, group, peers, kvEvents, clock: systemClock, log, failpoint, gauges });
