@@ -29,7 +29,7 @@ const pem = (name: string): Buffer => readFileSync(join(scratchDir!, name));
 const security: PeerSecurity =
   encryption === 'tls'
     ? { encryption: 'tls', cert: pem('node.pem'), key: pem('node.key'), ca: pem('ca.pem') }
-    : { encryption: 'none', secret: Buffer.from('bench') };
+    : { encryption: 'none', secrets: [Buffer.from('bench')] };
 const log = {
   info: () => {},
   warn: (fields: object) => process.stderr.write(`${JSON.stringify(fields)}\n`),

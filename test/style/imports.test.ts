@@ -11,7 +11,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
   'base/config': ['base/errors'],
   'base/data-plane': ['base/errors'],
   'base/errors': [],
-  'base/events': ['base/data-plane', 'base/errors', 'base/identity'],
+  'base/events': ['base/config', 'base/data-plane', 'base/errors', 'base/identity'],
   'base/eviction': ['base/errors', 'base/identity'],
   'base/identity': ['base/data-plane', 'base/errors'],
   'base/membership': ['base/config', 'base/errors', 'base/redis', 'base/runtime'],

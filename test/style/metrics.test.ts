@@ -19,7 +19,7 @@ const listIn = (text: string, start: RegExp): string =>
 
 const inSource = new Set([
   ...all(`${api}${worker}${copies}${feed}${picker}${fleet}`, /name: '(kvtier_\w+)'/g),
-  ...all(`${api}${worker}`, /turnMetrics\('(\w+)'/g).flatMap((prefix) =>
+  ...all(`${api}${worker}`, /processMetrics\('(\w+)'/g).flatMap((prefix) =>
     all(telemetry, /name: `kvtier_\$\{prefix\}_(\w+)`/g).map((name) => `kvtier_${prefix}_${name}`),
   ),
   ...all(worker, /#phase\('(\w+)'/g).map((name) => `kvtier_engine_${name}_seconds`),

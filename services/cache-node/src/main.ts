@@ -3,17 +3,22 @@ import { cacheNodeSchema, readGroup, readKvEventsCurve, readPeerCredentials, rea
 import { openCacheNode } from '@kvtier/node';
 import { failpointFromEnv } from '@kvtier/placement';
 import { systemClock } from '@kvtier/runtime';
-import { createLogger, runService, tellRenewed } from '@kvtier/telemetry';
+import { createLogger, refusedRenewals, runService, tellRenewed } from '@kvtier/telemetry';
 
 runService('cache-node', async () => {
   const config = readServiceConfig(cacheNodeSchema);
   const log = createLogger('cache-node', config.logLevel);
   const failpoint = failpointFromEnv(process.env);
-  const onProblem = tellRenewed(log, 'peers: TLS files');
+  const onProblem = tellRenewed(log, 'peers: certificate or secret');
   const peers = config.peers && { ...config.peers, security: readPeerCredentials(config.peers.security, onProblem) };
-  const kvEvents = config.kvEvents && { ...config.kvEvents, curve: readKvEventsCurve(config.kvEvents) };
+  const onEventsProblem = tellRenewed(log, 'KV events: keys');
+  const kvEvents = config.kvEvents && {
+    ...config.kvEvents,
+    curve: readKvEventsCurve(config.kvEvents, onEventsProblem),
+  };
   const group = readGroup(config.group);
-  const node = await openCacheNode({ ...config, group, peers, kvEvents, clock: systemClock, log, failpoint });
+  const gauges = () => ({ 'renewals.refused': refusedRenewals() });
+  const node = await openCacheNode({ ...config, group, peers, kvEvents, clock: systemClock, log, failpoint, gauges });
   log.info({ socket: config.socketPath, arena: node.arenaPath, dataDir: config.dataDir }, 'the cache node serves');
   return {
     ready: { socketPath: config.socketPath, arenaPath: node.arenaPath },

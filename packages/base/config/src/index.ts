@@ -31,7 +31,13 @@ export {
   staticDiscoverySchema,
 } from './discovery.ts';
 export { type EndpointPickerConfig, type EndpointPickerInput, endpointPickerSchema } from './endpoint-picker.ts';
-export { type EventAccess, type EventAccessConfig, eventAccessSchema, readEventAccess } from './event-access.ts';
+export {
+  type CurveClientKeys,
+  type EventAccess,
+  type EventAccessConfig,
+  eventAccessSchema,
+  readEventAccess,
+} from './event-access.ts';
 export { groupSchema, readGroup } from './group.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
 export { isLoopback, type ServerTlsConfig, serverTlsSchema } from './listener.ts';

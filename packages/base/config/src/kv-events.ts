@@ -2,9 +2,13 @@
  * Publishing of KV events, by an engine worker and by a cache node alike. What only the sockets and the keys can tell is refused when
  * the publisher starts. Names: vLLM's KVEventsConfig.
  */
-import { readFileSync, statSync } from 'node:fs';
-import { KvError } from '@kvtier/errors';
 import { z } from 'zod';
+import { curveKeyIn, curveKeysIn } from './curve-keys.ts';
+import { milliseconds } from './listener.ts';
+import { RenewedFiles } from './renewed-files.ts';
+import type { OnProblem } from './renewed-pems.ts';
+
+const maxClients = 1_024;
 
 /** Publishing of KV events; the names are those of vLLM's KVEventsConfig. */
 export const kvEventsSchema = z.strictObject({
@@ -33,8 +37,15 @@ export const kvEventsSchema = z.strictObject({
     .strictObject({
       /** File with our secret key, Z85; readable by nobody else. */
       secretKeyFile: z.string().min(1),
-      /** Public keys of those who may subscribe, Z85. */
-      allowedClientKeys: z.array(z.string().length(40)).min(1).max(1_024),
+      /** Public keys of those who may subscribe, Z85; or a file of them, one a line. */
+      allowedClientKeys: z.array(z.string().length(40)).min(1).max(maxClients).optional(),
+      allowedClientKeysFile: z.string().min(1).optional(),
+      /** Renewed files are looked for so often. */
+      reloadMs: milliseconds.default(10_000),
+    })
+    .refine((curve) => (curve.allowedClientKeys === undefined) !== (curve.allowedClientKeysFile === undefined), {
+      path: ['allowedClientKeys'],
+      message: 'give it or allowedClientKeysFile, and not both',
     })
     .nullable()
     .default(null),
@@ -49,23 +60,57 @@ export const nodeEventsSchema = kvEventsSchema.extend({
   namespaceTopics: z.boolean().default(true),
 });
 
-/** `curve` with the key out of its file. @throws KvError CONFIG: the file cannot be read, or others may */
-export function readKvEventsCurve({ curve }: KvEventsConfig) {
-  if (curve === null) return null;
-  const { secretKeyFile, allowedClientKeys } = curve;
-  return { secretKey: readCurveSecret('kvEvents.curve.secretKeyFile', secretKeyFile), allowedClientKeys };
+/** A publisher's own key and those of who may subscribe, as the files hold them now. */
+export interface CurveServerKeys {
+  readonly secretKey: string;
+  readonly allowedClientKeys: readonly string[];
+  /** Told when the secret key is another one. */
+  onRenewed(listener: () => void): void;
 }
 
-/** `option`: for the error. @throws KvError CONFIG: the file cannot be read, or others may */
-export function readCurveSecret(option: string, file: string): string {
-  try {
-    // As `readPem`: its owner and its group alone.
-    if ((statSync(file).mode & 0o007) !== 0) throw new Error('others may read it; chmod o-rwx it');
-    return readFileSync(file, 'utf8').trim();
-  } catch (error) {
-    throw new KvError(
-      'CONFIG',
-      `${option} ${file}: cannot be read (${(error as Error).message}); name a readable file`,
-    );
-  }
+/** `curve` with the keys out of its files. @throws KvError CONFIG: a file cannot be read, or others may, or it holds no key */
+export function readKvEventsCurve({ curve }: KvEventsConfig, onProblem: OnProblem): CurveServerKeys | null {
+  if (curve === null) return null;
+  const { secretKeyFile, allowedClientKeys = [], allowedClientKeysFile, reloadMs } = curve;
+  const secret = curveSecretFile(secretKeyFile, reloadMs, onProblem);
+  const allowed =
+    allowedClientKeysFile === undefined
+      ? { made: allowedClientKeys }
+      : new RenewedFiles({
+          files: [{ path: allowedClientKeysFile, isSecret: false }],
+          make: ([file]) => curveKeysIn(file!, maxClients),
+          file: 'a readable file of public keys',
+          content: 'a file of public CURVE keys, one a line',
+          ...{ reloadMs, onProblem },
+        });
+  return {
+    get secretKey() {
+      return secret.made;
+    },
+    get allowedClientKeys() {
+      return allowed.made;
+    },
+    onRenewed(listener) {
+      secret.onRenewed = listener;
+    },
+  };
 }
+
+/** @throws KvError CONFIG: the file cannot be read, or others may, or it holds no key */
+export const curveSecretFile = (
+  path: string,
+  reloadMs: number,
+  onProblem: OnProblem,
+  check: (key: string) => void = () => {},
+): RenewedFiles<string> =>
+  new RenewedFiles({
+    files: [{ path, isSecret: true }],
+    make: ([file]) => {
+      const key = curveKeyIn(file!);
+      check(key);
+      return key;
+    },
+    file: 'a readable file',
+    content: 'a file with a secret CURVE key, 40 characters of Z85',
+    ...{ reloadMs, onProblem },
+  });

@@ -2,10 +2,10 @@
  * Peers: which nodes exchange blocks, and how they know each other. Invariant: bytes travel in the clear only on loopback, or where
  * the configuration says that the network is trusted; nobody is let in without a secret or a certificate.
  */
-import { KvError } from '@kvtier/errors';
 import { z } from 'zod';
 import { ip, isLoopback, milliseconds, port } from './listener.ts';
-import { readPem } from './read-pem.ts';
+import { secretsIn } from './peer-secrets.ts';
+import { RenewedFiles } from './renewed-files.ts';
 import { type OnProblem, RenewedPems } from './renewed-pems.ts';
 
 const address = z.strictObject({ host: z.string().min(1), port: port.min(1) });
@@ -22,7 +22,10 @@ const security = z.discriminatedUnion('encryption', [
   /** A shared secret; everything else can be read by who listens on the way. */
   z.strictObject({
     encryption: z.literal('none'),
+    /** One secret, or two while it is changed (`peer-secrets.ts`). */
     secretFile: z.string().min(1),
+    /** A renewed file is looked for so often. */
+    reloadMs: milliseconds.default(10_000),
     /** Has to be said where an address is not loopback. */
     trustedNetwork: z.boolean().default(false),
   }),
@@ -70,13 +73,14 @@ export interface PeerTls {
   onRenewed(listener: () => void): void;
 }
 
+/** As the file holds them now: the next handshake has them, connections that stand stay. */
 export interface PeerSecret {
   readonly encryption: 'none';
-  readonly secret: Buffer;
+  readonly secrets: readonly Buffer[];
   readonly trustedNetwork: boolean;
 }
 
-/** The files that `security` names. KvError CONFIG when one is missing, too open, or no secret. */
+/** The files that `security` names, looked at again and again. KvError CONFIG when one is missing, too open, or no secret. */
 export function readPeerCredentials(config: PeersConfig['security'], onProblem: OnProblem): PeerCredentials {
   if (config.encryption === 'tls') {
     const pems = new RenewedPems(config, onProblem);
@@ -94,10 +98,19 @@ export function readPeerCredentials(config: PeersConfig['security'], onProblem: 
       onRenewed: (listener) => pems.onRenewed(listener),
     };
   }
-  const secret = readPem(config.secretFile, true);
-  if (secret.length < 32) {
-    const remedy = 'make one: openssl rand -base64 48';
-    throw new KvError('CONFIG', `${config.secretFile}: a secret has at least 32 bytes; ${remedy}`);
-  }
-  return { encryption: 'none', secret, trustedNetwork: config.trustedNetwork };
+  const { secretFile, reloadMs, trustedNetwork } = config;
+  const file = new RenewedFiles({
+    files: [{ path: secretFile, isSecret: true }],
+    make: ([bytes]) => secretsIn(bytes!),
+    file: 'a readable file',
+    content: 'another file, made so: openssl rand -base64 48',
+    ...{ reloadMs, onProblem },
+  });
+  return {
+    encryption: 'none',
+    get secrets() {
+      return file.made;
+    },
+    trustedNetwork,
+  };
 }

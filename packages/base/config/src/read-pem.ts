@@ -2,6 +2,9 @@
 import { readFileSync, statSync } from 'node:fs';
 import { KvError } from '@kvtier/errors';
 
+/** Others than its owner and its group. */
+export const mayOthersRead = ({ mode }: { readonly mode: number }): boolean => (mode & 0o007) !== 0;
+
 /**
  * A group may read a secret: so Kubernetes mounts one for a process that is not root. `what` has to be named instead of one that cannot
  * be used.
@@ -9,7 +12,7 @@ import { KvError } from '@kvtier/errors';
  */
 export function readPem(file: string, isSecret: boolean, what = 'a readable file'): Buffer {
   try {
-    if (isSecret && (statSync(file).mode & 0o007) !== 0) throw new Error('others may read it; chmod o-rwx it');
+    if (isSecret && mayOthersRead(statSync(file))) throw new Error('others may read it; chmod o-rwx it');
     return readFileSync(file);
   } catch (error) {
     throw new KvError('CONFIG', `${file}: cannot be used (${(error as Error).message}); name ${what}`);

@@ -3,9 +3,9 @@
  * takes the place of what they made before. What cannot be read, or makes nothing (one of two files is new already), changes nothing: it is
  * told once, and tried again.
  */
-import { readFile } from 'node:fs/promises';
+import { readFile, stat } from 'node:fs/promises';
 import { KvError, within } from '@kvtier/errors';
-import { readPem } from './read-pem.ts';
+import { mayOthersRead, readPem } from './read-pem.ts';
 
 export interface RenewedFilesOptions<T> {
   /** In the order in which `make` gets their bytes. */
@@ -60,7 +60,7 @@ export class RenewedFiles<T> {
     const { files, make } = this.#options;
     try {
       const fresh = await within('renewed files', readLimitMs, (signal) =>
-        Promise.all(files.map(({ path }) => readFile(path, { signal }))),
+        Promise.all(files.map((file) => readAgain(file, signal))),
       );
       if (fresh.some((bytes, at) => !bytes.equals(this.#bytes[at]!))) {
         this.#made = make(fresh);
@@ -84,4 +84,13 @@ export class RenewedFiles<T> {
     this.#problem = why;
     this.#options.onProblem(why);
   }
+}
+
+/** As at the start: a secret that others may read is none. */
+async function readAgain(
+  { path, isSecret }: { path: string; isSecret: boolean },
+  signal: AbortSignal,
+): Promise<Buffer> {
+  if (isSecret && mayOthersRead(await stat(path))) throw new Error('others may read it; chmod o-rwx it');
+  return readFile(path, { signal });
 }

@@ -8,8 +8,9 @@
  * can be had again from the replay buffer.
  */
 import { rmSync, statSync } from 'node:fs';
-import { KvError } from '@kvtier/errors';
-import { Context, Publisher, type Socket } from 'zeromq';
+import { curvePublicKey } from '@kvtier/config/curve';
+import { Context, Publisher } from 'zeromq';
+import { BoundSockets, bind } from './bound-sockets.ts';
 import { type Encoding, encodeBatch } from './codec.ts';
 import type { KvEvent } from './event.ts';
 import { encodeSeq } from './frames.ts';
@@ -17,14 +18,7 @@ import { GatheredEvents } from './gathered-events.ts';
 import { PackedEncoder, type PackedEvents } from './packed-encoder.ts';
 import { type Published, ReplayBuffer } from './replay-buffer.ts';
 import { ReplayServer } from './replay-server.ts';
-import {
-  Authenticator,
-  applyCurveServer,
-  bindableEndpoint,
-  type CurveServer,
-  checkCurveServer,
-  endpointOfRank,
-} from './security.ts';
+import { Authenticator, bindableEndpoint, type CurveServer, checkCurveServer, endpointOfRank } from './security.ts';
 
 /** The names are those of vLLM's KVEventsConfig. */
 export interface KvEventPublisherOptions extends Encoding {
@@ -79,6 +73,7 @@ export class KvEventPublisher {
   /** Where the sockets are bound, ports resolved. */
   readonly endpoint: string;
   readonly replayEndpoint: string | null;
+  readonly topic: string;
   /** What packed events must tell of a hash: its last bytes, which are its integer on the wire, or all. */
   readonly packedHashBytes: 8 | 32;
   readonly #options: KvEventPublisherOptions;
@@ -87,7 +82,9 @@ export class KvEventPublisher {
   readonly #replay: ReplayServer | null;
   readonly #buffer: ReplayBuffer;
   readonly #authenticator: Authenticator | null;
-  readonly #removeFiles: () => void;
+  #removeFiles: () => void;
+  readonly #bound: BoundSockets | null;
+  #onServerKey: () => void = () => {};
   readonly #maxQueueSize: number;
   readonly #queue: Published[] = [];
   readonly #counts = { publishedBatches: 0, publishedEvents: 0, publishedBytes: 0, droppedBatches: 0, lostBatches: 0 };
@@ -112,6 +109,7 @@ export class KvEventPublisher {
   ) {
     this.endpoint = socket.lastEndpoint!;
     this.replayEndpoint = replay?.endpoint ?? null;
+    this.topic = options.topic ?? '';
     this.packedHashBytes = (options.intBlockHashes ?? true) ? 8 : 32;
     this.#options = options;
     this.#encoder = new PackedEncoder(options, options.bufferBytes ?? defaults.bufferBytes);
@@ -120,6 +118,7 @@ export class KvEventPublisher {
     this.#replay = replay;
     this.#authenticator = authenticator;
     this.#removeFiles = socketFiles([this.endpoint, this.replayEndpoint]);
+    this.#bound = this.#renewing(options.curve ?? null);
     this.#maxQueueSize = options.maxQueueSize ?? defaults.maxQueueSize;
     this.#gatherMs = options.gatherMs ?? defaults.gatherMs;
   }
@@ -161,6 +160,34 @@ export class KvEventPublisher {
     self = new KvEventPublisher(options, socket, buffer, replay, authenticator);
     replay?.start();
     return self;
+  }
+
+  /** Its public key; null: it has none. */
+  get serverKey(): string | null {
+    const { curve } = this.#options;
+    return curve ? curvePublicKey(curve.secretKey) : null;
+  }
+
+  /** Told when it is another one, and subscribers need it. */
+  onServerKey(listener: () => void): void {
+    this.#onServerKey = listener;
+  }
+
+  #renewing(curve: CurveServer | null): BoundSockets | null {
+    if (curve === null) return null;
+    const replay = this.#replay === null ? [] : [{ socket: this.#replay.socket, endpoint: this.#replay.endpoint }];
+    const sockets = [...replay, { socket: this.#socket, endpoint: this.endpoint }];
+    const bound = new BoundSockets(sockets, curve, (err) =>
+      this.#options.logger?.warn({ err }, 'kv events: not published while its place is taken'),
+    );
+    curve.onRenewed?.(() => {
+      if (this.#closed) return;
+      void bound.renew().then(() => {
+        this.#removeFiles = socketFiles([this.endpoint, this.replayEndpoint]);
+      });
+      this.#onServerKey();
+    });
+    return bound;
   }
 
   /**
@@ -282,6 +309,7 @@ export class KvEventPublisher {
     this.#closed = true;
     while (this.#queue.length > 0) this.#sendSome();
     if (this.#flush) clearImmediate(this.#flush);
+    await this.#bound?.close();
     this.#removeFiles();
     this.#encoder.close();
     this.#socket.close();
@@ -313,18 +341,6 @@ export class KvEventPublisher {
 }
 
 const unixSeconds = (): number => Date.now() / 1_000;
-
-async function bind(socket: Socket, endpoint: string, curve: CurveServer | null): Promise<void> {
-  applyCurveServer(socket, curve);
-  socket.ipv6 = endpoint.includes('[');
-  try {
-    await socket.bind(endpoint);
-  } catch (error) {
-    const { code, message } = error as NodeJS.ErrnoException;
-    if (code === 'EADDRINUSE') throw new KvError('LOCKED', `${endpoint}: in use by another process; choose another`);
-    throw new KvError('IO', `${endpoint}: cannot be bound (${message}); name an address of this machine`);
-  }
-}
 
 /** ZeroMQ leaves the files of its Unix sockets. Removes those that are still ours: a successor may have bound there. */
 function socketFiles(endpoints: readonly (string | null)[]): () => void {

@@ -3,16 +3,20 @@
  * unless CURVE is configured: the server's key authenticates us and encrypts, the list of client keys says who may read.
  * The client keys are checked by ZeroMQ's authentication protocol (ZAP, rfc.zeromq.org/spec/27) inside our own context.
  */
+import { isCurveKey, z85Decode } from '@kvtier/config/curve';
 import { KvError } from '@kvtier/errors';
 import { type Context, Reply, type Socket } from 'zeromq';
 
-/** Keys are Z85 text of 40 characters, as `curveKeyPair()` and `zmq.curve_keypair()` make them. */
+/** Keys are Z85 text of 40 characters, as `curveKeyPair()` and `zmq.curve_keypair()` make them. They may be others later. */
 export interface CurveServer {
   readonly secretKey: string;
-  /** Public keys of those who may subscribe. */
+  /** Public keys of those who may subscribe; looked at when somebody connects. */
   readonly allowedClientKeys: readonly string[];
+  /** To be told when the secret key is another one. */
+  onRenewed?(listener: () => void): void;
 }
 
+/** Looked at for each new socket. */
 export interface CurveClient {
   /** The publisher's public key. */
   readonly serverKey: string;
@@ -20,7 +24,6 @@ export interface CurveClient {
   readonly secretKey: string;
 }
 
-const z85Key = /^[0-9a-zA-Z.\-:+=^!/*?&<>()[\]{}@%$#]{40}$/;
 /** sockaddr_un. */
 const maxIpcPathBytes = 107;
 
@@ -60,18 +63,18 @@ export function endpointOfRank(endpoint: string, rank: number): string {
 
 /** Throws KvError CONFIG for keys that cannot be. Names the option, never the key. */
 export function checkCurveServer({ secretKey, allowedClientKeys }: CurveServer): void {
-  if (!z85Key.test(secretKey)) throw badKey('curve.secretKey');
+  if (!isCurveKey(secretKey)) throw badKey('curve.secretKey');
   if (allowedClientKeys.length === 0)
     throw new KvError('CONFIG', 'curve.allowedClientKeys: empty, so nobody could subscribe; list the public keys');
   allowedClientKeys.forEach((key, i) => {
-    if (!z85Key.test(key)) throw badKey(`curve.allowedClientKeys[${i}]`);
+    if (!isCurveKey(key)) throw badKey(`curve.allowedClientKeys[${i}]`);
   });
 }
 
 /** The same for the keys of a subscriber. */
 export function checkCurveClient(curve: CurveClient): void {
   for (const name of ['serverKey', 'publicKey', 'secretKey'] as const)
-    if (!z85Key.test(curve[name])) throw badKey(`curve.${name}`);
+    if (!isCurveKey(curve[name])) throw badKey(`curve.${name}`);
 }
 
 export function applyCurveClient(socket: Socket, curve: CurveClient | null): void {
@@ -96,13 +99,16 @@ export function applyCurveServer(socket: Socket, curve: CurveServer | null): voi
 /** Answers, within one context, which client keys may connect. Bound before any socket that it guards. */
 export class Authenticator {
   readonly #socket: Reply;
-  readonly #allowed: ReadonlySet<string>;
+  readonly #curve: CurveServer;
+  /** Of the list of keys that `#digits` were made of. */
+  #listed: readonly string[] = [];
+  #digits: ReadonlySet<string> = new Set();
   readonly #loop: Promise<void>;
   #refused = 0;
 
   private constructor(socket: Reply, curve: CurveServer) {
     this.#socket = socket;
-    this.#allowed = new Set(curve.allowedClientKeys.map((key) => z85Decode(key).toString('hex')));
+    this.#curve = curve;
     this.#loop = this.#run();
   }
 
@@ -119,27 +125,23 @@ export class Authenticator {
 
   async #run(): Promise<void> {
     for await (const [version, id, , , , mechanism, key] of this.#socket) {
-      const known = mechanism?.toString() === 'CURVE' && key !== undefined && this.#allowed.has(key.toString('hex'));
+      const known = mechanism?.toString() === 'CURVE' && key !== undefined && this.#isAllowed(key);
       if (!known) this.#refused++;
       await this.#socket.send([version!, id!, ...(known ? ['200', 'OK'] : ['400', 'unknown client key']), '', '']);
     }
+  }
+
+  #isAllowed(key: Buffer): boolean {
+    const { allowedClientKeys } = this.#curve;
+    if (allowedClientKeys !== this.#listed) {
+      this.#listed = allowedClientKeys;
+      this.#digits = new Set(allowedClientKeys.map((each) => z85Decode(each).toString('hex')));
+    }
+    return this.#digits.has(key.toString('hex'));
   }
 
   async close(): Promise<void> {
     this.#socket.close();
     await this.#loop.catch(() => undefined); // ends because the socket closed
   }
-}
-
-const z85Digits = '0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#';
-
-/** ZeroMQ's text form of binary keys (rfc.zeromq.org/spec/32): five digits of base 85 are four bytes. */
-export function z85Decode(text: string): Buffer {
-  const bytes = Buffer.alloc((text.length / 5) * 4);
-  for (let i = 0; i < text.length; i += 5) {
-    let value = 0;
-    for (const digit of text.slice(i, i + 5)) value = value * 85 + z85Digits.indexOf(digit);
-    bytes.writeUInt32BE(value % 2 ** 32, (i / 5) * 4);
-  }
-  return bytes;
 }

@@ -215,6 +215,51 @@ it('beyond loopback: refused without CURVE, and with it open to known keys only'
   expect(outside.items).toEqual([]);
 });
 
+it('a key that is renewed: who has the one before is cut off, who has the new one reads on, and lists are of now', async () => {
+  const [old, fresh, client, second] = [curveKeyPair(), curveKeyPair(), curveKeyPair(), curveKeyPair()];
+  const now = { secretKey: old.secretKey, allowedClientKeys: [client.publicKey] };
+  let renewed = (): void => {};
+  let told = 0;
+  const curve = {
+    get secretKey() {
+      return now.secretKey;
+    },
+    get allowedClientKeys() {
+      return now.allowedClientKeys;
+    },
+    onRenewed: (listener: () => void) => (renewed = listener),
+  };
+  const publisher = await start({ curve });
+  publisher.onServerKey(() => told++);
+  expect(publisher.serverKey).toBe(old.publicKey);
+  const before = follow({ curve: { serverKey: old.publicKey, ...client } });
+  await until(
+    () => before.items.length > 0,
+    () => publisher.publish([event(1)]),
+  );
+  now.secretKey = fresh.secretKey;
+  renewed();
+  expect([publisher.serverKey, told]).toEqual([fresh.publicKey, 1]);
+  await until(() => !before.subscriber.connected && before.subscriber.stats().disconnects > 0);
+  const after = follow({ curve: { serverKey: fresh.publicKey, ...client } });
+  const stranger = follow({ curve: { serverKey: fresh.publicKey, ...second } });
+  await until(
+    () => after.items.length > 1 && publisher.stats().refusedClients > 0,
+    () => publisher.publish([event(2)]),
+  );
+  expect([after.items[0], stranger.items]).toMatchObject([{ kind: 'batch', seq: 0 }, []]); // replayed: that socket has the new key, too
+  now.allowedClientKeys = [client.publicKey, second.publicKey];
+  const known = follow({ curve: { serverKey: fresh.publicKey, ...second } });
+  await until(
+    () => known.items.length > 1,
+    () => publisher.publish([event(3)]),
+  );
+  const { length } = before.items;
+  expect(before.subscriber.connected).toBe(false);
+  await publisher.close();
+  expect([before.items.length, readdirSync(folder)]).toEqual([length, []]);
+});
+
 it.each([
   ['endpoint', { endpoint: 'tcp://*:5557' }, 'CONFIG', /open to the network/],
   ['replayEndpoint', { replayEndpoint: 'tcp://[::]:5558' }, 'CONFIG', /^replayEndpoint .*open to the network/],

@@ -133,14 +133,16 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
     let receiving: Promise<Burst | null> | undefined;
     try {
       for (;;) {
-        if (this.#isProbeDue) {
+        receiving ??= next();
+        const isProbing = this.#isProbeDue;
+        if (isProbing) {
           this.#isProbeDue = false;
           const before = continuity.counts;
           for await (const item of continuity.probe()) yield [item];
           this.#probed(before, continuity.counts);
         }
-        receiving ??= next();
-        const burst = await this.#either(receiving);
+        // What came during a probe goes before the next one: it may say that there is nobody to ask.
+        const burst = await (isProbing ? Promise.race([receiving, undefined]) : this.#either(receiving));
         if (burst === null) return;
         if (burst === undefined) continue;
         receiving = next(); // decoded while these are used

@@ -6,7 +6,7 @@
  *     starting ──▶ announced ──(no answer)──▶ away ──▶ announced      refused: the name is another's, asked for again and again
  */
 import { randomBytes } from 'node:crypto';
-import type { MemberServers, NodeRecord, WorkerRecord } from '@kvtier/config';
+import type { EventSource, MemberServers, NodeRecord, WorkerRecord } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import type { Log } from '@kvtier/runtime';
 import { type Lease, MemberList, maxRecordBytes } from './member-list.ts';
@@ -23,6 +23,8 @@ export interface AnnounceOptions {
 export interface Announced {
   /** 'starting': not yet. 'away': the servers do not answer. 'refused': another member has the name. */
   readonly state: 'starting' | 'announced' | 'away' | 'refused';
+  /** Its record says so from now on; its readers see it within a look. */
+  change(part: { readonly events: EventSource | null }): void;
   /**
    * It gets nothing new from now on. Fulfilled when the list has it and its readers had the time to look, or when the list does not
    * have it after `limitMs`; never rejected.
@@ -78,6 +80,11 @@ class MemberAnnouncer implements Announced {
 
   get state(): Announced['state'] {
     return this.#state;
+  }
+
+  change(part: { readonly events: EventSource | null }): void {
+    this.#record = { ...this.#record, ...part };
+    this.#pause.end();
   }
 
   async drain(limitMs: number): Promise<void> {

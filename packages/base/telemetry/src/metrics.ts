@@ -1,14 +1,18 @@
 /** Metrics in Prometheus' form. A registry belongs to whoever makes it: there is no global one. */
 import { native } from '@kvtier/data-plane';
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
+import { refusedRenewals } from './renewed.ts';
 
 export { Counter, Gauge, Histogram, Registry };
 
 /** From a cache hit in memory to a long prompt on a slow machine. */
 export const secondsBuckets = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120];
 
-/** How long this process's event loop lets others wait, `kvtier_PREFIX_…`: since it is ready (see runService), by its thread's CPU time. */
-export function turnMetrics(prefix: string, registry: Registry): void {
+/**
+ * Of this process, `kvtier_PREFIX_…`: how long its event loop lets others wait, since it is ready (see runService), by its thread's CPU
+ * time; and renewed files that it could not use.
+ */
+export function processMetrics(prefix: string, registry: Registry): void {
   new Gauge({
     name: `kvtier_${prefix}_longest_turn_seconds`,
     help: 'CPU time of the longest turn of the event loop since the process is ready',
@@ -24,6 +28,15 @@ export function turnMetrics(prefix: string, registry: Registry): void {
     collect() {
       this.reset();
       this.inc(native.turnsSeen().longTurns);
+    },
+  });
+  new Counter({
+    name: `kvtier_${prefix}_renewals_refused_total`,
+    help: 'Renewed files (certificates, keys, secrets) that could not be used, so that those before stay in use',
+    registers: [registry],
+    collect() {
+      this.reset();
+      this.inc(refusedRenewals());
     },
   });
 }

@@ -1,9 +1,21 @@
-/** Of files that are renewed under a process (packages/base/config/src/renewed-files.ts): that they are in use, or why not. */
+/**
+ * Of files that are renewed under a process (packages/base/config/src/renewed-files.ts): that they are in use, or why not; and how often
+ * not, of the whole process.
+ */
 import type { Logger } from './log.ts';
 
+let refused = 0;
+
 export const tellRenewed =
-  (logger: Logger, what: string): ((why: string | undefined) => void) =>
+  (logger: Pick<Logger, 'info' | 'warn'>, what: string): ((why: string | undefined) => void) =>
   (why) => {
-    if (why === undefined) logger.info(`${what} in use`);
-    else logger.warn(why);
+    if (why === undefined) {
+      logger.info(`${what} in use`);
+      return;
+    }
+    refused++;
+    logger.warn(why);
   };
+
+/** New files that could not be used, since the process began. */
+export const refusedRenewals = (): number => refused;

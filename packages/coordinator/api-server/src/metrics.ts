@@ -1,6 +1,6 @@
 /** The API server's own metrics, `kvtier_request_*`; /metrics gives them followed by those of the workers. */
 import { KvError } from '@kvtier/errors';
-import { turnMetrics } from '@kvtier/telemetry/metrics';
+import { processMetrics } from '@kvtier/telemetry/metrics';
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
 import type { Engines } from './engines.ts';
 import type { Totals } from './plan.ts';
@@ -78,7 +78,7 @@ export class RequestMetrics {
   });
 
   constructor() {
-    turnMetrics('api_server', this.#registry);
+    processMetrics('api_server', this.#registry);
   }
 
   countRetry(error: unknown): void {

@@ -37,7 +37,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   const discovery = discoveryOf(config);
   const workerAccess = access && new WorkerAccess(access, tellRenewed(logger, 'worker access: files'));
   const fleet = new Fleet({ logger, media: Indexes.media, ...(workerAccess && { access: workerAccess }) });
-  const eventAccess = readEventAccess(config.kvEvents);
+  const eventAccess = readEventAccess(config.kvEvents, tellRenewed(logger, 'KV events: keys'));
   const isPlanned = config.planner.scaler !== null || config.planner.roles === 'live';
   const indexes = new Indexes({ fleet, maxBytes: index.maxBytes, tokenizers, access: eventAccess, isPlanned, logger });
   const dispatcher = new Dispatcher({

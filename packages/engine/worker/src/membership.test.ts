@@ -13,7 +13,10 @@ const membershipOf = (change: object): WorkerMembership =>
     },
     'test',
   ).membership!;
-const events = { endpoint: 'tcp://127.0.0.1:5557', replayEndpoint: 'tcp://*:5558', topic: 'kv@' };
+const events = {
+  ...{ endpoint: 'tcp://127.0.0.1:5557', replayEndpoint: 'tcp://*:5558', topic: 'kv@', serverKey: null },
+  onServerKey: () => {},
+};
 
 it.each([
   ['address', {}, { address: '0.0.0.0:7000', events: null }, '0.0.0.0:7000'],

@@ -1,7 +1,7 @@
 /** An engine worker's own record in the list of members: what it says of itself, from its configuration and what it listens on. */
-import type { EventSource, WorkerMembership } from '@kvtier/config';
+import type { WorkerMembership } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
-import { type Announced, announceWorker } from '@kvtier/membership';
+import { type Announced, announcedEvents, announceWorker, type PublishedEvents } from '@kvtier/membership';
 import type { Logger } from '@kvtier/telemetry';
 
 /** What is listened on, and is not where anybody could connect to. */
@@ -10,12 +10,13 @@ const isWildcard = (address: string): boolean => /^(tcp:\/\/)?(\*|0\.0\.0\.0|\[:
 /** Begins, and waits for nobody. KvError CONFIG: what can never work. */
 export function joinCluster(
   membership: WorkerMembership,
-  listening: { readonly address: string; readonly events: EventSource | null },
+  listening: { readonly address: string; readonly events: PublishedEvents | null },
   log: Logger,
 ): Announced {
   const { redis, leaseMs, name, role, node, revision } = membership;
   const address = membership.address ?? listening.address;
-  const events = membership.events === undefined ? listening.events : membership.events;
+  const eventsNow = () => announcedEvents(membership.events, listening.events);
+  const events = eventsNow();
   for (const [key, place] of [
     ['address', address],
     ['events', events?.endpoint],
@@ -29,5 +30,7 @@ export function joinCluster(
     }
   }
   const record = { name, kind: 'kvtier', address, role, draining: false, node, events, revision } as const;
-  return announceWorker(record, { redis, leaseMs, log });
+  const announced = announceWorker(record, { redis, leaseMs, log });
+  listening.events?.onServerKey(() => announced.change({ events: eventsNow() }));
+  return announced;
 }

@@ -6,7 +6,7 @@
 import type { KvEventPublisher } from '@kvtier/events';
 import type { Executor } from '@kvtier/executor';
 import type { CacheUse, EngineStats } from '@kvtier/scheduler';
-import { Counter, Gauge, Histogram, Registry, secondsBuckets, turnMetrics } from '@kvtier/telemetry/metrics';
+import { Counter, Gauge, Histogram, processMetrics, Registry, secondsBuckets } from '@kvtier/telemetry/metrics';
 import type { StatsResult } from '@kvtier/wire';
 import type { WorkerConnector } from './open-connector.ts';
 
@@ -80,7 +80,7 @@ export class WorkerMetrics {
 
   constructor(sources: MetricsSources) {
     this.#sources = sources;
-    turnMetrics('engine', this.#registry);
+    processMetrics('engine', this.#registry);
     for (const [field, help] of Object.entries(engineGauges)) {
       const name = `engine_${field.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`)}`;
       this.#gauge(name, help, () => sources.engine()[field as keyof EngineFigures]);

@@ -130,10 +130,7 @@ export async function startWorker(
   });
   logger.info({ ...executor.describe?.() }, 'the model is loaded');
   logger.info({ model: config.servedName, blocks: executor.blockCount, address: server.address }, 'engine serves');
-  const source = events && {
-    ...{ endpoint: events.endpoint, replayEndpoint: events.replayEndpoint, topic: config.kvEvents?.topic ?? '' },
-  };
-  const listening = { address: server.address, events: source };
+  const listening = { address: server.address, events };
   const member =
     config.membership && (await import('./membership.ts')).joinCluster(config.membership, listening, logger);
   return {

@@ -4,7 +4,14 @@
  */
 import { createHash } from 'node:crypto';
 import { KvError } from '@kvtier/errors';
-import { type Announced, type AnnounceOptions, announceNode, MemberReader } from '@kvtier/membership';
+import {
+  type Announced,
+  type AnnounceOptions,
+  announcedEvents,
+  announceNode,
+  MemberReader,
+  type PublishedEvents,
+} from '@kvtier/membership';
 import type { Log } from '@kvtier/runtime';
 import type { PeerSecurity } from '@kvtier/tiers';
 import { maxPeers } from '@kvtier/tiers/peer';
@@ -34,15 +41,12 @@ const isLoopback = (host: string): boolean => host === '::1' || /^127\./.test(ho
 /** Begins, and waits for nobody. KvError CONFIG: what can never work. */
 export function joinCluster(
   { name, peer, events, redis, leaseMs }: NodeMembershipOptions,
-  listening: { readonly peer: PeerPlace | null; readonly events: Events },
+  listening: { readonly peer: PeerPlace | null; readonly events: PublishedEvents | null },
   log: Log,
 ): Announced {
   const at = peer === undefined ? listening.peer : peer;
-  const record = {
-    name,
-    peer: at && { host: at.host, port: at.port },
-    events: events === undefined ? listening.events : events,
-  };
+  const eventsNow = () => announcedEvents(events, listening.events);
+  const record = { name, peer: at && { host: at.host, port: at.port }, events: eventsNow() };
   const refuse = (key: string, place: string): KvError =>
     new KvError('CONFIG', `membership.${key}: ${place} is no address to connect to; give one that others reach`);
   if (record.peer !== null && (isWildcard(record.peer.host) || record.peer.port === 0)) {
@@ -51,7 +55,9 @@ export function joinCluster(
   for (const place of [record.events?.endpoint, record.events?.replayEndpoint]) {
     if (place != null && isWildcardEndpoint(place)) throw refuse('events', place);
   }
-  return announceNode(record, { redis, leaseMs, log });
+  const announced = announceNode(record, { redis, leaseMs, log });
+  listening.events?.onServerKey(() => announced.change({ events: eventsNow() }));
+  return announced;
 }
 
 /** The other nodes of the list are peers from now on, as they come and go; in the clear on loopback and trusted networks only. */

@@ -41,20 +41,21 @@ export class NodeEvents {
   /** null: not asked for. */
   readonly tokens: TokenBook | null;
 
-  /** Where subscribers find them. */
-  readonly source: { readonly endpoint: string; readonly replayEndpoint: string | null; readonly topic: string };
-
   private constructor(publisher: KvEventPublisher, options: NodeEventsOptions) {
-    const { topic = '', tokenIdBytes = 0, namespaceTopics = true, gatherMs = defaultGatherMs } = options;
+    const { tokenIdBytes = 0, namespaceTopics = true, gatherMs = defaultGatherMs } = options;
     this.#publisher = publisher;
     this.#gathered = new GatheredChanges(gatherMs);
     this.#namespaceTopics = namespaceTopics;
     this.tokens = tokenIdBytes > 0 ? new TokenBook(tokenIdBytes) : null;
-    this.source = { endpoint: publisher.endpoint, replayEndpoint: publisher.replayEndpoint, topic };
     publisher.tellSnapshots(() => {
       this.#gathered.flush(); // all that is held now was published before
       return this.#held();
     });
+  }
+
+  /** Where subscribers find them. */
+  get source(): Pick<KvEventPublisher, 'endpoint' | 'replayEndpoint' | 'topic' | 'serverKey' | 'onServerKey'> {
+    return this.#publisher;
   }
 
   /** KvError CONFIG, LOCKED, IO, as KvEventPublisher.start. */

@@ -28,7 +28,7 @@ afterEach(async () => {
   await server.stop();
   rmSync(folder, { recursive: true });
 });
-const security = { encryption: 'none' as const, secret: Buffer.alloc(32, 5) };
+const security = { encryption: 'none' as const, secrets: [Buffer.alloc(32, 5)] };
 
 async function open(name: string): Promise<CacheNode> {
   const node = await openCacheNode({

@@ -24,7 +24,7 @@ afterEach(async () => {
   rmSync(folder, { recursive: true });
 });
 
-const security = { encryption: 'none' as const, secret: Buffer.alloc(32, 5) };
+const security = { encryption: 'none' as const, secrets: [Buffer.alloc(32, 5)] };
 
 async function open(name: string, port: number, peer: number): Promise<CacheNode> {
   const node = await openCacheNode({

@@ -45,6 +45,8 @@ export interface CacheNodeOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly failpoint?: Failpoint | undefined;
+  /** What the process counts, for `Stats`. */
+  readonly gauges?: () => Readonly<Record<string, number>>;
 }
 
 export interface CacheNode {
@@ -133,7 +135,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       group: options.group ?? null,
       isByteHeld: (byte) => arenaFile.isByteHeld(byte),
       tellsHeld: arenaFile.held !== null,
-      gauges: () => ({ ...turns(), ...tokensKept(events?.tokens) }),
+      gauges: () => ({ ...turns(), ...tokensKept(events?.tokens), ...peers?.gauges(), ...options.gauges?.() }),
       ...(events && { onAttach: (namespace, blockTokens) => events.learn(namespace, blockTokens) }),
       tokens: events?.tokens ?? null,
       clock,

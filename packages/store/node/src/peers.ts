@@ -28,6 +28,8 @@ export interface Peers {
    * a block that this node reads itself, fulfilled when that has ended. `endPin`: somebody has shown a ticket there.
    */
   serve(below: Tier | undefined, arriving: Arriving, endPin: EndPin): Promise<() => Promise<void>>;
+  /** What they count beside the tier, by name. */
+  gauges(): Readonly<Record<string, number>>;
   /** After the tier and the server have been closed. */
   close(): Promise<void>;
 }
@@ -43,14 +45,19 @@ export function openPeers(
   const tls = security.encryption === 'tls';
   const loops = new PeerLoops({ arena: node.arena, tls, threads, maxConnections, stallMs: readLimitMs });
   const tier = new PeerTier({ ...options, ...node, loops });
+  let server: PeerServer | undefined;
   return {
     tier,
     setOthers: (addresses) => tier.setPeers([...options.peers, ...addresses]),
     async serve(below, arriving, endPin) {
       if (listen === null) return async () => {};
-      const server = await PeerServer.open({ ...listen, ...node, loops, below, arriving, endPin, security });
-      return () => server.close();
+      const opened = await PeerServer.open({ ...listen, ...node, loops, below, arriving, endPin, security });
+      server = opened;
+      return () => opened.close();
     },
+    gauges: () => ({
+      'peers.unknown_messages': (tier.stats().detail?.unknown_messages ?? 0) + (server?.counts.unknown ?? 0),
+    }),
     close: () => loops.close(),
   };
 }

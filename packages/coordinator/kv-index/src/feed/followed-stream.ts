@@ -1,6 +1,6 @@
 /**
- * One publisher's events, from its socket into its listing, and whether they can be relied on. What ends the stream (an endpoint that
- * cannot be) is tried again with a growing pause; what the publisher sends never ends it.
+ * One publisher's events, from its socket into its listing, and whether they can be relied on. What ends the stream is tried again: an
+ * endpoint that cannot be with a growing pause, other keys soon; what the publisher sends never ends it.
  */
 import type { EventSource } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
@@ -127,6 +127,7 @@ export class FollowedStream {
           pauseMs = firstPauseMs;
           for (const item of burst) await this.#apply(item);
         }
+        pauseMs = firstPauseMs / 2; // it ended itself
       } catch (error) {
         this.#problem = KvError.from(error).message;
       }

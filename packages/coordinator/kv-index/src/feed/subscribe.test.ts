@@ -8,6 +8,7 @@ import { afterEach, expect, it, vi } from 'vitest';
 import { keysOfHashes } from '../keys.ts';
 import type { FollowedWorker } from './followed.ts';
 import { IndexFeed } from './index-feed.ts';
+import { KeyedSubscription } from './keyed-subscription.ts';
 import { subscribeWith } from './subscribe.ts';
 
 const blockTokens = 16;
@@ -25,7 +26,7 @@ afterEach(async () => {
 });
 
 const [ours, its, strangers] = [curveKeyPair(), curveKeyPair(), curveKeyPair()];
-const access: EventAccess = { curve: { ...ours, serverKey: null }, trustedNetwork: false };
+const access: EventAccess = { curve: { ...ours, serverKeys: [] }, trustedNetwork: false };
 
 async function publish(secretKey: string, allowed: string): Promise<KvEventPublisher> {
   const curve = { secretKey, allowedClientKeys: [allowed] };
@@ -72,6 +73,74 @@ it('believes who has the key that is known of it, and nobody else', { timeout: 3
   ]);
 });
 
+it('keys that are renewed, at both ends: what stands stays, who is cut comes back', { timeout: 60_000 }, async () => {
+  const [mine, fresh, its2] = [curveKeyPair(), curveKeyPair(), curveKeyPair()];
+  let [own, serverKeys] = [mine, [its.publicKey]];
+  let [secretKey, allowedClientKeys] = [its.secretKey, [mine.publicKey]];
+  let renewed = (): void => {};
+  const curve = {
+    get secretKey() {
+      return secretKey;
+    },
+    get allowedClientKeys() {
+      return allowedClientKeys;
+    },
+    onRenewed: (listener: () => void) => (renewed = listener),
+  };
+  // Read beyond loopback only by the keys of the configuration: a source that names its key would be another source with another one.
+  const at = { endpoint: 'tcp://0.0.0.0:*', replayEndpoint: 'tcp://0.0.0.0:*' };
+  const publisher = await KvEventPublisher.start({ ...at, curve });
+  ends.push(() => publisher.close());
+  const events = { ...sourceOf(publisher), topic: '' };
+  const here = (place: string | null): string => place!.replace('0.0.0.0', '127.0.0.1');
+  const read = { ...events, endpoint: here(events.endpoint), replayEndpoint: here(events.replayEndpoint) };
+  let turn = 0;
+  const made: KeyedSubscription[] = [];
+  const keys = {
+    get publicKey() {
+      return own.publicKey;
+    },
+    get secretKey() {
+      return own.secretKey;
+    },
+    get serverKeys() {
+      return serverKeys;
+    },
+  };
+  const subscribe = (): KeyedSubscription => {
+    made.push(new KeyedSubscription({ at: read, curve: keys, serverKeys: () => serverKeys, turn: turn++ }));
+    return made.at(-1)!;
+  };
+  const logger = { info: () => {}, warn: () => {} };
+  const feed = new IndexFeed({ maxBytes: 8 << 20, blockTokens, subscribe, logger });
+  ends.push(() => feed.close());
+  publisher.publish([block]);
+  feed.follow([worker(0, read)]);
+  const isHeld = (): boolean => feed.match(keysOfHashes(packed, 32), [0])[0]!.blocks === 1;
+  const limit = { timeout: 15_000, interval: 20 };
+  await vi.waitUntil(isHeld, limit);
+
+  // Ours: the publisher lets both in, then only the new one. The connection that stands stays.
+  own = fresh;
+  allowedClientKeys = [fresh.publicKey];
+  publisher.publish([block]);
+  await new Promise((resolve) => setTimeout(resolve, 600));
+  expect([made.length, made[0]!.connected, isHeld()]).toEqual([1, true, true]);
+
+  // Its: one that is not known yet cuts the connection; the second key of the file is tried in its turn.
+  secretKey = its2.secretKey;
+  renewed();
+  expect(publisher.serverKey).toBe(its2.publicKey);
+  await vi.waitUntil(() => !made.at(-1)!.connected && !isHeld(), limit);
+  serverKeys = [its.publicKey, its2.publicKey];
+  await vi.waitUntil(() => made.at(-1)!.connected && isHeld(), limit);
+  const { length } = made;
+  // Without the old one in the file nothing changes any more.
+  serverKeys = [its2.publicKey];
+  await new Promise((resolve) => setTimeout(resolve, 600));
+  expect([made.length, isHeld()]).toEqual([length, true]);
+});
+
 const far: EventSource = { endpoint: 'tcp://192.0.2.1:5557', replayEndpoint: null, topic: '' };
 const none: EventAccess = { curve: undefined, trustedNetwork: false };
 it.each<[what: string, source: EventSource, EventAccess, refused: boolean]>([
@@ -87,7 +156,7 @@ it.each<[what: string, source: EventSource, EventAccess, refused: boolean]>([
   ],
   ['a trusted network', far, { ...none, trustedNetwork: true }, false],
   ['keys of ours alone do not tell who it is', far, access, true],
-  ['one key for all publishers', far, { ...access, curve: { ...ours, serverKey: its.publicKey } }, false],
+  ['one key for all publishers', far, { ...access, curve: { ...ours, serverKeys: [its.publicKey] } }, false],
   ['its own key', { ...far, serverKey: its.publicKey }, access, false],
   ['its key, and none of ours', { ...far, serverKey: its.publicKey }, { ...none, trustedNetwork: true }, true],
 ])('%s', (_what, source, its, refused) => {

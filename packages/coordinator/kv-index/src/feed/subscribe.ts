@@ -6,22 +6,32 @@ import type { EventAccess, EventSource } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import { isLocalEndpoint, KvEventSubscriber } from '@kvtier/events';
 import type { Subscribe } from './followed-stream.ts';
+import { KeyedSubscription } from './keyed-subscription.ts';
 
 /** A larger message ends the connection. */
 const maxMessageBytes = 4 * 2 ** 20;
 
-/** Calls throw KvError CONFIG: it may not be read so. */
+/** Calls throw KvError CONFIG: it may not be read so. Each takes the keys of its moment, and of two of publishers one after the other. */
 export function subscribeWith(access: EventAccess): Subscribe {
+  const turns = new WeakMap<EventSource, number>();
   return (events) => {
     const { endpoint, replayEndpoint, topic } = events;
-    return new KvEventSubscriber({ endpoint, replayEndpoint, topic, maxMessageBytes, curve: curveOf(events, access) });
+    const at = { endpoint, replayEndpoint, topic, maxMessageBytes };
+    const serverKeys = serverKeysOf(events, access);
+    const { curve } = access;
+    if (serverKeys === null || curve === undefined) return new KvEventSubscriber({ ...at, curve: null });
+    const turn = turns.get(events) ?? 0;
+    turns.set(events, turn + 1);
+    return new KeyedSubscription({ at, curve, serverKeys, turn });
   };
 }
 
-function curveOf({ endpoint, replayEndpoint, serverKey: its }: EventSource, { curve, trustedNetwork }: EventAccess) {
+/** What its publisher's key may be, now and later; null: it is read without. */
+function serverKeysOf(events: EventSource, { curve, trustedNetwork }: EventAccess): (() => readonly string[]) | null {
+  const { endpoint, replayEndpoint, serverKey: its } = events;
   const beyond = [endpoint, replayEndpoint].find((each) => each?.includes('://') && !isLocalEndpoint(each));
-  const serverKey = its ?? (beyond === undefined ? undefined : curve?.serverKey);
-  if (curve !== undefined && serverKey) return { ...curve, serverKey };
+  if (curve !== undefined && its !== undefined) return () => [its];
+  if (curve !== undefined && beyond !== undefined && curve.serverKeys.length > 0) return () => curve.serverKeys;
   if (its !== undefined) {
     const missing = 'its publisher has a CURVE key, and we have none';
     throw new KvError('CONFIG', `KV events at ${endpoint}: ${missing}; configure kvEvents.curve of the coordinator`);

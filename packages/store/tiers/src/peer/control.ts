@@ -5,16 +5,18 @@
  *     client: hello ──▶  ◀── server: answer + proof     client: proof ──▶  ◀── server: welcome
  *
  * Both ends prove a key: under TLS one exported from the TLS session (RFC 5705), so that the proof holds for this channel only;
- * without, one made of the shared secret. Invariants: no message is handled before its sender has proved itself; what waits to
- * be sent is bounded; what arrives is handled a little in each turn, all connections of one `Slices` taking turns.
+ * without, one made of a secret that both have: the server proves each of its own, the client takes the first of its own among them.
+ * Invariants: no message is handled before its sender has proved itself; a node is sent only what it knows (`features.ts`); what waits
+ * to be sent is bounded; what arrives is handled a little in each turn, all connections of one `Slices` taking turns.
  */
 import { Buffer } from 'node:buffer';
-import { createHash, createHmac, randomBytes, timingSafeEqual } from 'node:crypto';
+import { createHash, createHmac, timingSafeEqual } from 'node:crypto';
 import { connect, type Socket } from 'node:net';
 import { type TLSSocket, connect as tlsConnect } from 'node:tls';
 import { KvError } from '@kvtier/errors';
 import type { Slices } from '../kit/slices.ts';
-import { encode, type Message, nonceBytes, PeerFrameReader } from './frames.ts';
+import { allFeatures, features, featuresIn, isKnown, nonceTelling } from './features.ts';
+import { encode, type Message, PeerFrameReader, type Received } from './frames.ts';
 
 /** How peers know each other. All nodes of a cluster have the same. */
 export type PeerSecurity =
@@ -27,8 +29,13 @@ export type PeerSecurity =
       /** They may be others from one connection to the next: told when that is so. */
       onRenewed?(listener: () => void): void;
     }
-  /** A shared secret, and bytes that anyone on the way can read: loopback, or a network that is trusted. */
-  | { readonly encryption: 'none'; readonly secret: Buffer; readonly trustedNetwork?: boolean };
+  /** Shared secrets, of which both need one, and bytes that anyone on the way can read: loopback, or a network that is trusted. */
+  | {
+      readonly encryption: 'none';
+      /** They may be others from one connection to the next. The first is proved to older nodes, which know of one only. */
+      readonly secrets: readonly Buffer[];
+      readonly trustedNetwork?: boolean;
+    };
 
 export interface Proven {
   readonly control: Control;
@@ -50,13 +57,14 @@ export class Control {
   readonly socket: Socket;
   readonly #reader = new PeerFrameReader();
   readonly #onEnd: ((error: KvError) => void)[] = [];
-  #onMessage: (message: Message) => void = () => {};
+  #onMessage: (message: Received) => void = () => {};
   readonly #slices: Slices;
-  #waiting: Message[] = [];
+  #waiting: Received[] = [];
   #listening = false;
   /** Of this turn. */
   #handledBytes = 0;
   #holds = 0;
+  #known = 0;
   #error: KvError | undefined;
 
   constructor(socket: Socket, slices: Slices) {
@@ -95,7 +103,7 @@ export class Control {
   }
 
   /** Messages go to `listener` from now on, those that have come already first. */
-  listen(listener: (message: Message) => void): void {
+  listen(listener: (message: Received) => void): void {
     this.#onMessage = listener;
     this.#listening = true;
     const waiting = this.#waiting;
@@ -115,15 +123,21 @@ export class Control {
     else listener(this.#error);
   }
 
+  /** The other end knows these features. */
+  knows(bits: number): void {
+    this.#known = bits;
+  }
+
+  /** What the other end does not know is left out. */
   send(...messages: readonly Message[]): void {
     if (this.ended) return;
-    this.socket.write(Buffer.concat(messages.map(encode)));
+    this.socket.write(Buffer.concat(messages.filter((message) => isKnown(message, this.#known)).map(encode)));
     if (this.socket.writableLength <= maxBufferedBytes) return;
     this.end(new KvError('BUSY', 'peer: it does not read what is said to it; see whether that node hangs'));
   }
 
   /** The next message, during the handshake. */
-  next(): Promise<Message> {
+  next(): Promise<Received> {
     return new Promise((resolve, reject) => {
       this.onEnd(reject);
       this.listen((message) => {
@@ -160,7 +174,7 @@ export class Control {
     }
   }
 
-  #handle(message: Message): void {
+  #handle(message: Received): void {
     if (this.#listening && this.#holds === 0) this.#onMessage(message);
     else if (this.#waiting.length < maxWaiting) this.#waiting.push(message);
     else this.end(new KvError('PROTOCOL', 'peer: it speaks out of turn; run nodes of one version'));
@@ -173,10 +187,10 @@ const unproven = (): KvError =>
     'peer: it does not prove the secret; give all nodes the same secret, or certificates of one CA',
   );
 
-function keyOf(socket: Socket, security: PeerSecurity): Buffer {
+function keysOf(socket: Socket, security: PeerSecurity): readonly Buffer[] {
   if (security.encryption === 'none')
-    return createHash('sha256').update('kvtier peer 1').update(security.secret).digest();
-  return (socket as TLSSocket).exportKeyingMaterial(32, 'EXPORTER-kvtier-peer', Buffer.alloc(0));
+    return security.secrets.map((secret) => createHash('sha256').update('kvtier peer 1').update(secret).digest());
+  return [(socket as TLSSocket).exportKeyingMaterial(32, 'EXPORTER-kvtier-peer', Buffer.alloc(0))];
 }
 
 const mac = (key: Buffer, side: string, epochs: readonly bigint[], nonces: readonly Buffer[]): Buffer => {
@@ -223,14 +237,19 @@ export async function dial(
       socket.once(tls ? 'secureConnect' : 'connect', () => resolve());
       control.onEnd(reject);
     });
-    const key = keyOf(socket, security);
-    const nonce = randomBytes(nonceBytes);
+    const keys = keysOf(socket, security);
+    const nonce = nonceTelling(allFeatures);
     control.send({ kind: 'hello', epoch, nonce });
     const answer = await control.next();
     if (answer.kind !== 'answer') throw unproven();
     const both = [nonce, answer.nonce];
     const epochs = [epoch, answer.epoch];
-    if (!timingSafeEqual(answer.proof, mac(key, 'server', epochs, both))) throw unproven();
+    const key = keys.find((own) => {
+      const proof = mac(own, 'server', epochs, both);
+      return answer.proofs.some((each) => timingSafeEqual(each, proof));
+    });
+    if (key === undefined) throw unproven();
+    control.knows(featuresIn(answer.nonce));
     control.send({ kind: 'proof', proof: mac(key, 'client', epochs, both) });
     const welcome = await control.next();
     if (welcome.kind !== 'welcome') throw unproven();
@@ -253,13 +272,18 @@ export async function greet(
   return within(control, async () => {
     const hello = await control.next();
     if (hello.kind !== 'hello') throw unproven();
-    const key = keyOf(socket, security);
-    const nonce = randomBytes(nonceBytes);
+    const keys = keysOf(socket, security);
+    const nonce = nonceTelling(allFeatures);
     const both = [hello.nonce, nonce];
     const epochs = [hello.epoch, epoch];
-    control.send({ kind: 'answer', epoch, nonce, proof: mac(key, 'server', epochs, both) });
+    const theirs = featuresIn(hello.nonce);
+    const shown = (theirs & features.manyProofs) === 0 ? keys.slice(0, 1) : keys;
+    control.send({ kind: 'answer', epoch, nonce, proofs: shown.map((own) => mac(own, 'server', epochs, both)) });
     const proof = await control.next();
-    if (proof.kind !== 'proof' || !timingSafeEqual(proof.proof, mac(key, 'client', epochs, both))) throw unproven();
+    if (proof.kind !== 'proof') throw unproven();
+    const key = keys.find((own) => timingSafeEqual(proof.proof, mac(own, 'client', epochs, both)));
+    if (key === undefined) throw unproven();
+    control.knows(theirs);
     return { control, dataKey: mac(key, 'data', epochs, both), peerEpoch: hello.epoch };
   });
 }

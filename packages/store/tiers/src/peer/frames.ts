@@ -1,18 +1,18 @@
 /**
  * Messages of the control connection: u32 length, u8 kind, body; little-endian (docs/formats.md, "Peer protocol"). Invariant:
- * what arrives is read within bounds; anything that is not a message of this version throws KvError PROTOCOL, and nothing is
- * buffered beyond one message of at most 64 KiB.
+ * what arrives is read within bounds; a kind that is not known is read as that, so that a newer node may be answered; any other thing
+ * that is not a message of this version throws KvError PROTOCOL, and nothing is buffered beyond one message of at most 64 KiB.
  */
 import { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
 import { type HashKey, hashKeyAt, type Namespace, namespaceFromDigest, packHashKeys } from '@kvtier/identity';
+import { nonceBytes } from './features.ts';
 
 export const protocolVersion = 1;
 export const magic = Buffer.from('KVTPCTRL', 'latin1');
 export const maxFrameBytes = 64 << 10;
 /** Hashes in one message: 32 bytes each, with room to spare in a frame. */
 export const maxHashes = 1024;
-export const nonceBytes = 32;
 
 export const kinds = {
   hello: 1,
@@ -26,18 +26,20 @@ export const kinds = {
   listed: 9,
   endPin: 10,
 } as const;
+/** Of one secret, or of each of several. */
+const proofBytes = 32;
+const maxProofs = 8;
 const ticketBytes = 16;
 const fixedBytes = {
   hello: 20 + nonceBytes,
-  answer: 20 + nonceBytes + 32,
-  proof: 32,
+  proof: proofBytes,
   welcome: 16 + 2 + 4,
   endPin: 32 + ticketBytes,
 } as const;
 
 export type Message =
   | { readonly kind: 'hello'; readonly epoch: bigint; readonly nonce: Buffer }
-  | { readonly kind: 'answer'; readonly epoch: bigint; readonly nonce: Buffer; readonly proof: Buffer }
+  | { readonly kind: 'answer'; readonly epoch: bigint; readonly nonce: Buffer; readonly proofs: readonly Buffer[] }
   | { readonly kind: 'proof'; readonly proof: Buffer }
   | { readonly kind: 'welcome'; readonly session: Buffer; readonly dataPort: number; readonly heartbeatMs: number }
   | ChangeMessage
@@ -52,6 +54,13 @@ export type Message =
     }
   /** Somebody has shown the ticket of a pin; the server's sessions may have it. */
   | { readonly kind: 'endPin'; readonly namespace: Namespace; readonly ticket: Buffer };
+
+/** Of a newer node. */
+export interface UnknownMessage {
+  readonly kind: 'unknown';
+  readonly number: number;
+}
+export type Received = Message | UnknownMessage;
 
 export interface ChangeMessage {
   readonly kind: 'change';
@@ -83,7 +92,7 @@ function bodyOf(message: Message): Buffer {
     case 'hello':
       return Buffer.concat([opening(message.epoch), message.nonce]);
     case 'answer':
-      return Buffer.concat([opening(message.epoch), message.nonce, message.proof]);
+      return Buffer.concat([opening(message.epoch), message.nonce, ...message.proofs]);
     case 'proof':
       return message.proof;
     case 'welcome': {
@@ -126,14 +135,15 @@ function names(namespace: Namespace | null, hashes: readonly HashKey[]): Buffer 
 }
 
 /** Throws KvError PROTOCOL. */
-export function decode(frame: Buffer): Message {
+export function decode(frame: Buffer): Received {
   const body = frame.subarray(1);
   switch (frame[0]) {
     case kinds.hello:
-      return { kind: 'hello', epoch: openingOf(body, fixedBytes.hello), nonce: body.subarray(20, 52) };
+      return { kind: 'hello', epoch: openingOf(body, fixedBytes.hello), nonce: body.subarray(20, fixedBytes.hello) };
     case kinds.answer: {
-      const epoch = openingOf(body, fixedBytes.answer);
-      return { kind: 'answer', epoch, nonce: body.subarray(20, 52), proof: body.subarray(52, 84) };
+      const proofs = proofsIn(body.subarray(fixedBytes.hello));
+      const epoch = openingOf(body, fixedBytes.hello + proofs.length * proofBytes);
+      return { kind: 'answer', epoch, nonce: body.subarray(20, fixedBytes.hello), proofs };
     }
     case kinds.proof:
       if (body.length !== fixedBytes.proof) throw refuse('a proof of a wrong length');
@@ -169,8 +179,14 @@ export function decode(frame: Buffer): Message {
       if (body.length !== 0) throw refuse('a message that is too long');
       return { kind: frame[0] === kinds.ping ? 'ping' : frame[0] === kinds.pong ? 'pong' : 'listed' };
     default:
-      throw refuse('a message of no known kind');
+      return { kind: 'unknown', number: frame[0]! };
   }
+}
+
+/** One at least. */
+function proofsIn(bytes: Buffer): readonly Buffer[] {
+  const count = Math.min(maxProofs, Math.max(1, Math.floor(bytes.length / proofBytes)));
+  return Array.from({ length: count }, (_, at) => bytes.subarray(at * proofBytes, (at + 1) * proofBytes));
 }
 
 function openingOf(body: Buffer, bytes: number): bigint {
@@ -198,7 +214,7 @@ export class PeerFrameReader {
   #waiting = Buffer.alloc(0);
 
   /** Throws KvError PROTOCOL; then the stream is of no more use. */
-  *push(bytes: Buffer): Generator<Message> {
+  *push(bytes: Buffer): Generator<Received> {
     let rest = this.#waiting.length === 0 ? bytes : Buffer.concat([this.#waiting, bytes]);
     while (rest.length >= 4) {
       const length = rest.readUInt32LE(0);

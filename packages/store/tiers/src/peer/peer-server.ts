@@ -19,7 +19,7 @@ import { Slices } from '../kit/slices.ts';
 import type { ReadStatus, Tier } from '../kit/tier.ts';
 import { Announcer } from './announcer.ts';
 import { type Control, greet, type PeerSecurity, sessionBytes } from './control.ts';
-import { type Message, maxHashes } from './frames.ts';
+import { maxHashes } from './frames.ts';
 import type { PeerLoops, PeerRequest } from './peer-loops.ts';
 import { Strangers } from './strangers.ts';
 
@@ -91,7 +91,7 @@ export class PeerServer {
   #lastLineMs = Number.NEGATIVE_INFINITY;
   #unlogged = 0;
   #dataPort = 0;
-  readonly counts = { peers: 0, refused: 0, sentBlocks: 0, sentBytes: 0, declined: 0, corrupt: 0 };
+  readonly counts = { peers: 0, refused: 0, sentBlocks: 0, sentBytes: 0, declined: 0, corrupt: 0, unknown: 0 };
 
   /** Listens on both ports. KvError CONFIG or IO when it cannot. */
   static async open(options: PeerServerOptions): Promise<PeerServer> {
@@ -205,10 +205,11 @@ export class PeerServer {
       this.counts.peers--;
       log.info({ reason: error.message }, 'a peer left');
     });
-    control.listen((message: Message) => {
+    control.listen((message) => {
       silent = 0;
       if (message.kind === 'hint') this.#hinted(message.what, message.namespace, message.hashes);
       else if (message.kind === 'endPin') this.#options.endPin?.(message.namespace, message.ticket);
+      else if (message.kind === 'unknown') this.counts.unknown++;
       else if (message.kind !== 'pong') {
         control.end(new KvError('PROTOCOL', 'peer: a message that only a server sends; run nodes of one version'));
       }

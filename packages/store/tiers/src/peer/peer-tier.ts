@@ -71,7 +71,7 @@ export class PeerTier implements Tier {
   #wanted: ReadonlyMap<string, PeerAddress> = new Map();
   readonly #followers = new Followers();
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
-  readonly #detail = { fetched_blocks: 0, fetched_bytes: 0, failed_fetches: 0, second_tries: 0 };
+  readonly #detail = { fetched_blocks: 0, fetched_bytes: 0, failed_fetches: 0, second_tries: 0, unknown_messages: 0 };
   readonly #open = new Set<Promise<void>>();
   readonly #slices = new Slices();
   readonly #dropping: Dropping;
@@ -226,6 +226,7 @@ export class PeerTier implements Tier {
       slices: this.#slices,
       onFetched: (reading, block, result) => this.#fetched(reading, block, index, result),
       onChange: (change) => (isIt() ? this.#changed(index, change) : undefined),
+      onUnknown: () => this.#detail.unknown_messages++,
       onGone: () => (isIt() ? this.#dropping.dropped(bitsOf(index)) : Promise.resolve()),
     });
     this.#peers[index] = peer;

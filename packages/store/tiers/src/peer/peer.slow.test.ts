@@ -65,7 +65,7 @@ describe('peers', () => {
   });
 
   it.each([
-    ['another secret', { encryption: 'none', secret: Buffer.from('another') }],
+    ['another secret', { encryption: 'none', secrets: [Buffer.from('another')] }],
     ['plain text where TLS is spoken', 'tls'],
   ] as const)('are refused with %s', async (_, other) => {
     const security: PeerSecurity = other === 'tls' ? makeCertificates(bench.dir, '127.0.0.1') : sharedSecret();

@@ -34,6 +34,8 @@ export interface RemotePeerOptions<Blocks extends FetchBlocks> {
   readonly onChange: (change: ChangeMessage) => Promise<void> | undefined;
   /** Everything that it held is gone from sight; fulfilled when it is gone from memory, so that it may tell anew. */
   readonly onGone: () => Promise<void>;
+  /** It said something that only newer nodes know. */
+  readonly onUnknown: () => void;
   /** Of all peers of the node. */
   readonly slices: Slices;
 }
@@ -199,6 +201,7 @@ export class RemotePeer<Blocks extends FetchBlocks> {
         const busy = this.#options.onChange(message);
         if (busy !== undefined) control.hold(busy);
       } else if (message.kind === 'listed') this.#listed = true;
+      else if (message.kind === 'unknown') this.#options.onUnknown();
       else {
         control.end(new KvError('PROTOCOL', `peer ${this.name}: it speaks out of turn; run nodes of one version`));
       }

@@ -15,7 +15,7 @@ import { PeerTier, type PeerTierOptions } from '../peer-tier.ts';
 
 export const sharedSecret = (): PeerSecurity => ({
   encryption: 'none',
-  secret: Buffer.from('a secret of these tests'),
+  secrets: [Buffer.from('a secret of these tests')],
 });
 
 /** Polls, as what it waits for happens in another thread or process; throws after 20 s. */
