@@ -5,17 +5,11 @@
  * Invariants: what comes out was parsed by the schemas, is bounded and sorted by name; members stay as they are while the servers
  * are away, and after that until they have had the time to come back: whose lease ended meanwhile could not renew it.
  */
-import {
-  type MemberServers,
-  type Membership,
-  type NodeRecord,
-  nodeRecordSchema,
-  type WorkerRecord,
-  workerRecordSchema,
-} from '@kvtier/config';
+import type { MemberServers, Membership } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import type { Log } from '@kvtier/runtime';
 import { type Listed, MemberList } from './member-list.ts';
+import { type Parsed, parseRecord } from './record.ts';
 import { Wakeable } from './wakeable.ts';
 
 export interface MemberReaderOptions {
@@ -31,7 +25,6 @@ export interface MemberReaderOptions {
 /** After the servers were away: a member has reached them again by then. */
 const graceMs = 2_000;
 
-type Parsed = { readonly worker: WorkerRecord } | { readonly node: NodeRecord } | undefined;
 interface Member extends Listed {
   readonly parsed: Parsed;
 }
@@ -123,28 +116,10 @@ export class MemberReader {
   #read(listed: Listed): Member {
     const before = this.#live.get(listed.id) ?? this.#told.get(listed.id);
     if (before?.text === listed.text) return before;
-    const { parsed, why } = parse(listed);
+    const { parsed, why } = parseRecord(listed);
     if (why !== undefined) {
       this.#options.log.warn({ member: listed.id, reason: why }, 'a record that is none is ignored');
     }
     return { ...listed, parsed };
   }
-}
-
-function parse({ id, text }: Listed): { parsed: Parsed; why?: string } {
-  const no = (why: string) => ({ parsed: undefined, why });
-  let value: unknown;
-  try {
-    value = JSON.parse(text);
-  } catch {
-    return no('it is no JSON');
-  }
-  const [kind, name] = [id.slice(0, id.indexOf(':')), id.slice(id.indexOf(':') + 1)];
-  if (kind !== 'worker' && kind !== 'node') return no('it is neither a worker nor a node');
-  const worker = kind === 'worker' ? workerRecordSchema.safeParse(value) : undefined;
-  const node = kind === 'node' ? nodeRecordSchema.safeParse(value) : undefined;
-  const issue = (worker ?? node)?.error?.issues[0];
-  if (issue !== undefined) return no(`${issue.path.join('.') || 'the record'}: ${issue.message}`);
-  if ((worker ?? node)?.data?.name !== name) return no('its name is another one');
-  return { parsed: worker?.data === undefined ? { node: node!.data! } : { worker: worker.data } };
 }

@@ -5,6 +5,8 @@ export interface ConnectorCounters {
   sessions: number;
   /** Times that a silent node was left alone until it answered again (the circuit breaker opened). */
   suspensions: number;
+  /** Frames of a newer node, of a kind that this engine does not know; skipped. */
+  unknownAnswers: number;
   lookups: number;
   /** Prompts that no lookup was made for: the node's table of held blocks says that none would find anything worth loading. */
   unasked: number;
@@ -30,6 +32,7 @@ export interface ConnectorCounters {
 export const newCounters = (): ConnectorCounters => ({
   sessions: 0,
   suspensions: 0,
+  unknownAnswers: 0,
   lookups: 0,
   unasked: 0,
   heldBlocks: 0,

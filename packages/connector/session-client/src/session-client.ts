@@ -184,10 +184,11 @@ export class SessionClient {
   async #attach(previousSession: Buffer): Promise<Session> {
     const { socketPath, executor, timers, counters, payloadBytes } = this.#options;
     const { group = null, arenaDir } = this.#options;
-    const link = await SessionLink.connect(socketPath, group, timers, () => {
+    const onSuspend = (): void => {
       counters.suspensions++;
       this.#options.logger.warn({}, 'the cache node does not answer; it is left alone until it does');
-    });
+    };
+    const link = await SessionLink.connect(socketPath, group, timers, onSuspend, () => counters.unknownAnswers++);
     this.#link = link;
     try {
       if (this.#closed) throw new KvError('CANCELLED', 'the engine is closing');

@@ -60,6 +60,7 @@ export class SessionLink {
   readonly #timers: Timers;
   readonly #pending = new Map<bigint, Pending>();
   readonly #onSuspend: () => void;
+  readonly #onUnknown: () => void;
   #endReason: KvError | undefined;
   #nextId = 1n;
   #epoch: bigint | undefined;
@@ -74,7 +75,13 @@ export class SessionLink {
    * Connect to a Unix socket, and ask whose process serves it before a byte is sent: who names the arena gets all KV.
    * @throws KvError DISCONNECTED when nobody listens there or nobody answers, SETUP when another user's process or folder it is
    */
-  static connect(path: string, group: number | null, timers: Timers, onSuspend: () => void): Promise<SessionLink> {
+  static connect(
+    path: string,
+    group: number | null,
+    timers: Timers,
+    onSuspend: () => void,
+    onUnknown: () => void = () => {},
+  ): Promise<SessionLink> {
     return new Promise((resolve, reject) => {
       const socket = connect(path);
       const fail = (why: string): void => {
@@ -95,12 +102,14 @@ export class SessionLink {
           reject(KvError.from(error));
           return;
         }
-        resolve(new SessionLink(socket, timers, onSuspend));
+        resolve(new SessionLink(socket, timers, onSuspend, onUnknown));
       });
     });
   }
 
-  constructor(socket: Socket, timers: Timers, onSuspend: () => void) {
+  /** `onUnknown`: a newer node said what is not known here. */
+  constructor(socket: Socket, timers: Timers, onSuspend: () => void, onUnknown: () => void = () => {}) {
+    this.#onUnknown = onUnknown;
     this.#socket = socket;
     this.#timers = timers;
     this.#onSuspend = onSuspend;
@@ -225,16 +234,19 @@ export class SessionLink {
   #receive(frame: ServerFrame): void {
     if (!this.alive) return;
     this.#epoch ??= frame.bootEpoch;
-    if (frame.bootEpoch !== this.#epoch || frame.body === undefined) {
-      throw new KvError('PROTOCOL', 'the cache node changed its boot epoch or sent an empty frame');
-    }
+    if (frame.bootEpoch !== this.#epoch) throw new KvError('PROTOCOL', 'the cache node changed its boot epoch');
     this.#heardAtMs = this.#timers.nowMs();
     this.#silences = 0;
     this.#suspended = false;
     this.#silence.heard();
+    const { body } = frame;
+    if (body === undefined) {
+      // A newer node's. Whatever it says, more of it may follow: the deadline ends the request.
+      this.#onUnknown();
+      return;
+    }
     const pending = this.#pending.get(frame.id);
     if (pending === undefined) return; // an answer to something forgotten
-    const { body } = frame;
     if (body.$case !== 'ready') this.forget(frame.id);
     if (body.$case === 'failure') {
       if (!pending.expired) pending.exchange.onFailure(fromFailure(body.value));

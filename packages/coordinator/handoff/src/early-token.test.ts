@@ -35,7 +35,7 @@ it('what follows waits until it is taken', async () => {
   let take = (): void => {};
   const { token, told } = early(
     () =>
-      new Promise((resolve) => {
+      new Promise<void>((resolve) => {
         take = () => resolve();
       }),
   );

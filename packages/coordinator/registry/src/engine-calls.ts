@@ -22,8 +22,8 @@ import {
 import { EngineClients } from './engine-clients.ts';
 import { mayShare, SharedCall, type Told, type Underway } from './shared-call.ts';
 
-/** What one event of an answer is told to; false: no more of it is wanted. */
-export type OnEvent = (event: GenerateEvent) => void | false | Promise<void | false>;
+/** What one event of an answer is told to, which waits for a promise; false, or a promise of it: no more is wanted. */
+export type OnEvent = (event: GenerateEvent) => unknown;
 
 export interface EngineCallsOptions {
   /** "unix:/path" or "host:port" */

@@ -117,7 +117,7 @@ export class Connection {
       return;
     }
     try {
-      if (frame.body === undefined) throw new KvError('PROTOCOL', 'session link: an unknown or empty request');
+      if (frame.body === undefined) throw unknownRequest(this.#context !== undefined);
       if (this.#context !== undefined) {
         const body = answer(this.#context, frame.id, frame.body);
         if (body !== undefined) this.#send(frame.id, body);
@@ -205,6 +205,14 @@ export class Connection {
     else holdings?.end();
     onClosed(this);
   }
+}
+
+/** A newer engine may ask what this node does not know: it is refused that, and its session stays. Nobody begins so. */
+function unknownRequest(isAttached: boolean): KvError {
+  const what = 'session link: an unknown or empty request';
+  return isAttached
+    ? new KvError('REQUEST', `${what}; run a node that is as new as its engines for it`)
+    : new KvError('PROTOCOL', `${what} before Attach; send Attach first`);
 }
 
 const maxTenantName = 200;
