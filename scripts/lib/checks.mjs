@@ -92,7 +92,7 @@ const checks = [
   ['types', (run) => run(bin('tsc'), ['--noEmit', '-p', 'tsconfig.json'])],
 ];
 
-const behind = (program, args, options) => command('nice', ['-n', '10', program, ...args], options);
+const behind = (program, args, options) => command('nice', ['-n', '5', program, ...args], options);
 
 /**
  * Runs every check, shows each failure, and returns how many failed.

@@ -55,10 +55,13 @@ export async function runVitest(projects, args, { lane, beside = false } = {}) {
   }
 }
 
-/** Node runs this behind all others; its output comes when it has ended. Resolves to its exit code. */
+/**
+ * Node runs this behind all others, which have three times its share where all want to compute; its output comes when it has ended.
+ * Resolves to its exit code.
+ */
 function behind(args, env) {
   return new Promise((resolve, reject) => {
-    const child = spawn('nice', ['-n', '10', process.execPath, ...args], {
+    const child = spawn('nice', ['-n', '5', process.execPath, ...args], {
       ...{ cwd: root, env, stdio: ['ignore', 'pipe', 'pipe'] },
     });
     let output = '';

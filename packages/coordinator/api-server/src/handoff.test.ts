@@ -85,8 +85,9 @@ describe('a split', () => {
     expect(header(response, 'worker')).toBe('a');
     expect(header(response, 'prefill-worker')).toBe('p');
     expect(header(response, 'degraded')).toBeNull();
+    // The times count what the request has waited here; and with them, on a busy machine, what misses its target.
     expect(header(response, 'handoff')).toMatch(
-      /^split P=p; blocks=100; why=sooner; computes=1600; travels=100; link=10000 blocks\/s; first token \d+ ms, between \d+ ms, misses 0; alone \d+ ms, between \d+ ms, misses 0$/,
+      /^split P=p; blocks=100; why=sooner; computes=1600; travels=100; link=10000 blocks\/s; first token \d+ ms, between \d+ ms, misses [01]; alone \d+ ms, between \d+ ms, misses [01]$/,
     );
     expect(await idsOf(response)).toEqual(answer);
     expect(d.seen[0]!.request).toMatchObject({ handOff: { blocks: 100, deadlineMs: 60_000 }, promptTokenIds: prompt });
