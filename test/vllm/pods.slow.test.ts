@@ -97,6 +97,8 @@ describe.skipIf(missing !== null)('prefill and decode in two pods of a real vLLM
 
     const before = await decode.counts();
     for (const [at, text] of texts.entries()) {
+      // A pod that computes on the cores that others use may be late with its metrics, and then is silent for a moment.
+      await expect.poll(isReady, { timeout: 60_000 }).toBe(true);
       const answer = await ask(url, text, new URL(prefill.address).host);
       expect(answer.handOff, coordinator.said).toBe('split P=p; why=named by x-prefiller-host-port');
       expect(answer.text).toBe(right[at]!.text);

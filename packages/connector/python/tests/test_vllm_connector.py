@@ -5,7 +5,10 @@ An engine that reads a byte which is not its token's says so (`wrong`); a test e
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import signal
+import sys
 import tempfile
 import time
 import types
@@ -18,7 +21,7 @@ from rig import Node, until
 
 from engine_case import EngineCase, prompts
 from engine_memory import LAYOUTS
-from engine_parts import GroupShape, Shape
+from engine_parts import ROOT, GroupShape, Shape
 from engine_play import Engine
 from kvtier.vllm import claims
 from kvtier.vllm import node as node_module
@@ -171,6 +174,29 @@ class Requests(EngineCase):
         engine = self.play(self.node(), Shape(dcp=2), attached=False)
         self.serve(engine, prompts(3))
         self.assertEqual(engine.connector._scheduler.refusal[:28], "decode_context_parallel_size")
+
+    def test_a_root_that_is_drawn_is_told(self) -> None:
+        utils = types.ModuleType("vllm.v1.core.kv_cache_utils")
+        hashing = types.ModuleType("vllm.utils.hashing")
+        hashing.get_hash_fn_by_name = {"sha256": lambda value: hashlib.sha256(value).digest()}.__getitem__  # type: ignore[attr-defined]
+        made = {
+            "drawn": ("NONE_HASH = __import__('os').urandom(32)", 1),
+            "fixed": ("NONE_HASH = hash_fn(b'0')", 0),
+            "not understood": ("raise ValueError('another way')", 0),
+        }
+        for name, (how, lines) in made.items():
+            exec(f"def init_none_hash(hash_fn):\n    global NONE_HASH\n    {how}", vars(utils))
+            utils.NONE_HASH = ROOT  # type: ignore[attr-defined]
+            with (
+                self.subTest(name),
+                mock.patch.dict(sys.modules, {hashing.__name__: hashing}),
+                mock.patch("engine_play._utils", utils),
+                self.assertLogs("kvtier.vllm", "INFO") as logs,
+            ):
+                self.play(self.node())
+                logging.getLogger("kvtier.vllm").info("there are logs")
+                self.assertEqual(len([line for line in logs.output if "PYTHONHASHSEED" in line]), lines)
+                self.assertEqual(utils.NONE_HASH, ROOT)
 
     def test_nothing_turns_often_beside_an_engine_that_needs_nothing(self) -> None:
         engine = self.play(self.node())

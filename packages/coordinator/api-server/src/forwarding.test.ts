@@ -62,6 +62,17 @@ it('passes body and answer on byte by byte, with the worker’s name', async () 
   await atRest();
 });
 
+it('an answer that came whole is measured', async () => {
+  one.answer = says(200, '{"ok":1}');
+  const asked = 20;
+  for (let each = 0; each < asked; each++) expect(await (await ask()).text()).toBe('{"ok":1}');
+  await atRest();
+  await vi.waitUntil(
+    async () => (await at.metricsText()).includes(`kvtier_request_seconds_count ${asked}\n`),
+    patience,
+  );
+});
+
 it('streams without waiting for more', async () => {
   let pod: PodRequest | undefined;
   one.answer = (request) => {

@@ -111,7 +111,10 @@ export class Generation {
   async #answer(endpoint: Endpoint, request: FastifyRequest, reply: FastifyReply): Promise<unknown> {
     const arrivedMs = performance.now();
     const abort = new AbortController();
-    const onClose = (): void => abort.abort(new KvError('CANCELLED', 'the client ended the request'));
+    const onClose = (): void => {
+      // A connection closes behind a whole answer, too.
+      if (!reply.raw.writableFinished) abort.abort(new KvError('CANCELLED', 'the client ended the request'));
+    };
     reply.raw.once('close', onClose);
     if (reply.raw.destroyed) onClose();
     this.#aborts.add(abort);

@@ -18,7 +18,7 @@ from typing import Any
 from kvtier.copies import Arena, ArenaRef, Copies
 from kvtier.errors import KvError
 from kvtier.session import Attachment, Session
-from kvtier.vllm import identity
+from kvtier.vllm import identity, roots
 from kvtier.vllm.groups import Group, Unsupported
 from kvtier.vllm.guard import Troubles
 from kvtier.vllm.messages import ArenaPlace, KvtierHandshake, Rank
@@ -73,6 +73,7 @@ class Node:
         self._worker_mapped: dict[int, set[Rank]] = {}
         self._pins = Pinning()
         self._complaint = ""
+        self._told_root = False
         self._unmapped_since = 0.0
         self._first_asked = 0.0
         self._stopped = threading.Event()
@@ -209,6 +210,12 @@ class Node:
         root = identity.root_hash()
         if root is None:
             return
+        if not self._told_root and roots.is_drawn(self._vllm_config):
+            self._told_root = True
+            log.warning(
+                "kvtier: this vLLM begins block hashes with random bytes: what is stored is found by nobody else, and by nobody after "
+                "a restart; set PYTHONHASHSEED to one number in all engines"
+            )
         with self._lock:
             generation = self._generation
         model = identity.model_digest(self._vllm_config, self._weights, generation)
