@@ -70,7 +70,7 @@ it.each([
   const calls = await worker(description, events);
   expect(factsOf('w', await calls.describe())).toMatchObject({
     ...{ model: 'm', blockTokens: 16, vocabSize: 512, totalBlocks: 0, bootEpoch: '' },
-    ...{ stepTokens: undefined, maxRunning: undefined, namespaces: undefined },
+    ...{ maxStepTokens: undefined, maxRunning: undefined, namespaces: undefined },
   });
   const seen = await told(calls);
   expect(seen.flatMap(({ tokenIds }) => [...tokenIds])).toEqual([5]);
