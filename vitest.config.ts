@@ -1,11 +1,7 @@
 import { availableParallelism } from 'node:os';
 import { defineConfig } from 'vitest/config';
 import { BaseSequencer, type TestSpecification } from 'vitest/node';
-import { filesOf } from './test/setup/computing.ts';
 import { placeOf } from './test/setup/longest.ts';
-
-const lane = process.env.KVTIER_TEST_LANE;
-const slow = filesOf(lane);
 
 // Two projects: `quick` is what `npm run check` runs; `slow` starts processes, fills disks, kills things.
 // Real servers, real deaths and random schedules on two busy cores: whoever needs a second attempt is named at the end of
@@ -31,8 +27,6 @@ class LongestFirst extends BaseSequencer {
 }
 
 export default defineConfig({
-  // Two runs at a time keep apart what they remember of files.
-  ...(lane === 'computing' && { cacheDir: 'node_modules/.vite-computing' }),
   test: {
     sequence: { sequencer: LongestFirst },
     projects: [
@@ -52,8 +46,8 @@ export default defineConfig({
           name: 'slow',
           globalSetup: ['scripts/lib/programs.mjs'],
           testTimeout: 240_000,
-          include: slow.include,
-          exclude: ['**/node_modules/**', ...slow.exclude],
+          include: ['{packages,services,bench,test}/**/*.slow.test.ts'],
+          exclude: ['**/node_modules/**'],
           // Two at a time: they mostly wait for servers, deaths and starts.
           maxWorkers: 2,
           sequence: { groupOrder: 1 },

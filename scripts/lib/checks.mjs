@@ -86,23 +86,18 @@ async function generatedIsCurrent() {
 }
 
 const checks = [
-  ['lint', (run) => run(bin('biome'), ['check', '.'], { remedy: 'run: npx biome check --write .' })],
-  ['proto lint', (run) => run(bin('buf'), ['lint', 'proto'])],
+  ['lint', () => command(bin('biome'), ['check', '.'], { remedy: 'run: npx biome check --write .' })],
+  ['proto lint', () => command(bin('buf'), ['lint', 'proto'])],
   ['generated code', generatedIsCurrent],
-  ['types', (run) => run(bin('tsc'), ['--noEmit', '-p', 'tsconfig.json'])],
+  ['types', () => command(bin('tsc'), ['--noEmit', '-p', 'tsconfig.json'])],
 ];
 
-const behind = (program, args, options) => command('nice', ['-n', '5', program, ...args], options);
-
-/**
- * Runs every check, shows each failure, and returns how many failed.
- * @param {{beside?: boolean}} options `beside`: behind whatever else runs
- */
-export async function runChecks({ beside = false } = {}) {
+/** Runs every check, shows each failure, and returns how many failed. */
+export async function runChecks() {
   let failed = 0;
   for (const [name, check] of checks) {
     try {
-      await step(name, () => check(beside ? behind : command));
+      await step(name, check);
       process.stdout.write(`ok      ${name}\n`);
     } catch (error) {
       failed += 1;

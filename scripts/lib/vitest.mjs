@@ -2,7 +2,6 @@
  * Runs vitest and returns what happened as counts, read from its JSON report, so that the closing line never depends on how a
  * reporter words itself.
  */
-import { spawn } from 'node:child_process';
 import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -11,18 +10,16 @@ import { foreground, root } from './command.mjs';
 /**
  * @param {readonly string[]} projects
  * @param {readonly string[]} args further arguments for vitest: paths, -t NAME
- * @param {{lane?: 'computing' | 'waiting', beside?: boolean}} options `lane`: of slow tests only those (test/setup/computing.ts); `beside`:
- *   behind whatever else runs, and what it says is told when it has ended
  * @returns {Promise<{code: number, passed: number, failed: number, skipped: string[], flaky: string[]}>} `flaky`: passed only
  *   at their second attempt
  */
-export async function runVitest(projects, args, { lane, beside = false } = {}) {
+export async function runVitest(projects, args) {
   const folder = mkdtempSync(join(tmpdir(), 'kvtier-test-'));
   try {
     const report = join(folder, 'report.json');
     const flakyReport = join(folder, 'flaky');
-    const env = { ...process.env, KVTIER_FLAKY_REPORT: flakyReport, ...(lane && { KVTIER_TEST_LANE: lane }) };
-    const vitest = [
+    process.env.KVTIER_FLAKY_REPORT = flakyReport;
+    const code = await foreground(process.execPath, [
       join(root, 'node_modules/vitest/vitest.mjs'),
       'run',
       ...projects.flatMap((project) => ['--project', project]),
@@ -31,8 +28,7 @@ export async function runVitest(projects, args, { lane, beside = false } = {}) {
       `--reporter=${join(root, 'scripts/lib/flaky-reporter.mjs')}`,
       `--outputFile.json=${report}`,
       ...args,
-    ];
-    const code = beside ? await behind(vitest, env) : await foreground(process.execPath, vitest, { env });
+    ]);
     const flaky = existsSync(flakyReport) ? readFileSync(flakyReport, 'utf8').trim().split('\n') : [];
     const counts = { code, passed: 0, failed: 0, skipped: [], flaky };
     let files;
@@ -53,40 +49,6 @@ export async function runVitest(projects, args, { lane, beside = false } = {}) {
   } finally {
     rmSync(folder, { recursive: true, force: true });
   }
-}
-
-/**
- * Node runs this behind all others, which have three times its share where all want to compute; its output comes when it has ended.
- * Resolves to its exit code.
- */
-function behind(args, env) {
-  return new Promise((resolve, reject) => {
-    const child = spawn('nice', ['-n', '5', process.execPath, ...args], {
-      ...{ cwd: root, env, stdio: ['ignore', 'pipe', 'pipe'] },
-    });
-    let output = '';
-    for (const stream of [child.stdout, child.stderr])
-      stream.setEncoding('utf8').on('data', (chunk) => {
-        output += chunk;
-      });
-    child.on('error', reject);
-    child.on('close', (code) => {
-      process.stdout.write(`beside the others, what only computes:\n${output}`);
-      resolve(code ?? 143);
-    });
-  });
-}
-
-/** @param {readonly Awaited<ReturnType<typeof runVitest>>[]} runs at the same time */
-export function together(runs) {
-  const sum = (of) => runs.reduce((total, run) => total + of(run), 0);
-  return {
-    code: runs.find(({ code }) => code !== 0)?.code ?? 0,
-    passed: sum(({ passed }) => passed),
-    failed: sum(({ failed }) => failed),
-    skipped: runs.flatMap(({ skipped }) => skipped),
-    flaky: runs.flatMap(({ flaky }) => flaky),
-  };
 }
 
 /**
