@@ -1,6 +1,6 @@
 /**
  * Where a publisher is bound. A socket takes another CURVE key only by being bound anew: then who is connected with the one before is
- * cut off, and comes back when it has this one.
+ * cut off, at the latest with what is published next, and comes back when it has this one.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { KvError } from '@kvtier/errors';
