@@ -15,6 +15,8 @@ export interface BoundSocket {
 
 const firstPauseMs = 10;
 const maxPauseMs = 1_000;
+/** ZeroMQ's own thread lets go who is connected. Bound again before that, a busy machine now and then kept one that heard nothing more. */
+const letGoMs = 100;
 
 export class BoundSockets {
   readonly #sockets: readonly BoundSocket[];
@@ -50,6 +52,8 @@ export class BoundSockets {
     for (let pauseMs = firstPauseMs; !signal.aborted; pauseMs = Math.min(2 * pauseMs, maxPauseMs)) {
       try {
         await socket.unbind(endpoint).catch(() => undefined); // not bound: the try before failed
+        await sleep(letGoMs, undefined, { signal }).catch(() => undefined);
+        if (signal.aborted) return;
         await bind(socket, endpoint, this.#curve);
         return;
       } catch (error) {
