@@ -3,9 +3,11 @@
  *
  *     hash (low, high) ──▶ shard (top bits of the mix) ──▶ slot, linear probing ──▶ record number
  *     records, in chunks of 4,096, 20 bytes each:  [ low | high | run | place | fold ]
+ *     slots, 4 bytes each:                         [ tag: 6 bits of the mix | record + 1 ], 0 where free
  *
  * Shards grow alone, by half, so that no insertion pays for the whole table; deletion shifts back, so there are no
- * tombstones (Knuth 6.4 R). A slot holds record + 1; 0 is free.
+ * tombstones (Knuth 6.4 R). Of a table larger than caches, every record that is looked at is waited for: by its tag a slot tells which
+ * records are another hash's (after the SwissTable of Abseil), so that a look-up waits for one slot and one record.
  */
 const shardBits = 8;
 const shardCount = 1 << shardBits;
@@ -15,6 +17,10 @@ const chunkRecords = 1 << chunkBits;
 const chunkMask = chunkRecords - 1;
 const words = 5;
 const slotBytes = 4;
+const recordBits = 26;
+const recordMask = (1 << recordBits) - 1;
+/** Slots name no more. */
+export const mostRecords = recordMask - 1;
 const chunkBytes = chunkRecords * words * 4;
 /** Of one that holds nothing. */
 export const emptyTableBytes = shardCount * firstSlots * slotBytes;
@@ -73,13 +79,17 @@ export class HashTable {
   find(low: number, high: number): number {
     const h = mix(low, high);
     const { slots } = this.#shards[h >>> (32 - shardBits)]!;
+    const tag = tagOf(h);
     const chunks = this.#chunks;
     for (let slot = homeOf(h, slots.length); ; ) {
-      const record = slots[slot]! - 1;
-      if (record === none) return none;
-      const chunk = chunks[record >>> chunkBits]!;
-      const at = (record & chunkMask) * words;
-      if (chunk[at] === low && chunk[at + 1] === high) return record;
+      const entry = slots[slot]!;
+      if (entry === 0) return none;
+      if (entry >>> recordBits === tag) {
+        const record = (entry & recordMask) - 1;
+        const chunk = chunks[record >>> chunkBits]!;
+        const at = (record & chunkMask) * words;
+        if (chunk[at] === low && chunk[at + 1] === high) return record;
+      }
       if (++slot === slots.length) slot = 0;
     }
   }
@@ -99,9 +109,9 @@ export class HashTable {
       const before = shard.slots;
       this.#slots += before.length >>> 1;
       shard.slots = new Int32Array(before.length + (before.length >>> 1));
-      for (const entry of before) if (entry !== 0) placeIn(shard.slots, this.#mixOf(entry - 1), entry);
+      for (const entry of before) if (entry !== 0) placeIn(shard.slots, this.#mixOf((entry & recordMask) - 1), entry);
     }
-    placeIn(shard.slots, h, record + 1);
+    placeIn(shard.slots, h, entryOf(h, record));
     shard.count++;
     this.#count++;
     return record;
@@ -113,12 +123,13 @@ export class HashTable {
     const { slots } = shard;
     const { length } = slots;
     let hole = homeOf(h, length);
-    while (slots[hole] !== record + 1) hole = hole + 1 === length ? 0 : hole + 1;
+    const gone = entryOf(h, record);
+    while (slots[hole] !== gone) hole = hole + 1 === length ? 0 : hole + 1;
     for (let next = hole; ; ) {
       next = next + 1 === length ? 0 : next + 1;
       const entry = slots[next]!;
       if (entry === 0) break;
-      const home = homeOf(this.#mixOf(entry - 1), length);
+      const home = homeOf(this.#mixOf((entry & recordMask) - 1), length);
       if ((next - home + length) % length < (next - hole + length) % length) continue;
       slots[hole] = entry;
       hole = next;
@@ -194,6 +205,11 @@ function mix(low: number, high: number): number {
   h = Math.imul(h ^ (h >>> 13), 0xc2b2ae35);
   return h ^ (h >>> 16);
 }
+
+/** Bits that neither the shard nor, but in the largest ones, the slot is chosen by. */
+const tagOf = (h: number): number => h & ((1 << (32 - recordBits)) - 1);
+
+const entryOf = (h: number, record: number): number => (tagOf(h) << recordBits) | (record + 1);
 
 function homeOf(h: number, slots: number): number {
   return ((((h << shardBits) >>> 0) * slots) / 0x1_0000_0000) | 0;

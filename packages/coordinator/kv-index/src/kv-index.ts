@@ -19,7 +19,7 @@
  */
 import { invariant, KvError } from '@kvtier/errors';
 import { Chains, type ChangeOfSet, loose } from './chains.ts';
-import { none } from './hash-table.ts';
+import { mostRecords, none } from './hash-table.ts';
 import type { Keys } from './keys.ts';
 import { empty } from './run.ts';
 import { maxMedia } from './source-sets.ts';
@@ -74,7 +74,7 @@ const fixedBytes = 128 * 1024;
 const minBytes = 4 * fixedBytes;
 
 const boundsOf = (maxBytes: number) => ({
-  records: Math.floor((maxBytes * recordShare - fixedBytes) / recordBytes),
+  records: Math.min(Math.floor((maxBytes * recordShare - fixedBytes) / recordBytes), mostRecords),
   restBytes: maxBytes * (1 - recordShare),
 });
 
@@ -148,7 +148,7 @@ export class KvIndex {
     for (let at = 0; at < keys.length; at += 2) {
       const record = this.#chains.table.find(keys[at]!, keys[at + 1]!);
       const set = record === none ? empty : this.#chains.setOf(record);
-      if ((this.#chains.sets.bitsOf(set)[source]! & holder) === 0) {
+      if ((this.#chains.sets.mediaOf(set, source) & holder) === 0) {
         this.#counts.unknownRemovals++;
         continue;
       }
@@ -178,14 +178,17 @@ export class KvIndex {
     let living = targetCount;
     for (let i = 0; i < living; i++) alive[i] = i;
     const count = keys.length / 2;
+    const { sets } = this.#chains;
     /** `length` more blocks with these holders; how many targets go on. */
-    const take = (length: number, bits: Uint8Array): number => {
+    const take = (length: number, set: number): number => {
+      const slab = sets.slabOf(set);
+      const first = sets.firstOf(set);
       let kept = 0;
       for (let i = 0; i < living; i++) {
         const target = alive[i]!;
         const end = ends[target]!;
         let media = 0;
-        for (let at = target === 0 ? 0 : ends[target - 1]!; at < end; at++) media |= bits[sources[at]!]!;
+        for (let at = target === 0 ? 0 : ends[target - 1]!; at < end; at++) media |= slab[first + sources[at]!]!;
         if (media === 0) continue;
         let one = found[target]!;
         if (one === nothing) {
@@ -205,7 +208,7 @@ export class KvIndex {
       if (record === none) break;
       const runNumber = this.#chains.table.runOf(record);
       if (runNumber === loose) {
-        if (take(1, this.#chains.sets.bitsOf(this.#chains.live(this.#chains.table.placeOf(record)))) === 0) break;
+        if (take(1, this.#chains.live(this.#chains.table.placeOf(record))) === 0) break;
         position++;
         this.#looseSteps++;
         continue;
@@ -233,7 +236,7 @@ export class KvIndex {
           position += from - place;
           continue scan;
         }
-        if (take(to - from, this.#chains.sets.bitsOf(set)) === 0) break scan;
+        if (take(to - from, set) === 0) break scan;
         from = to;
       }
       position += length;
@@ -250,8 +253,8 @@ export class KvIndex {
     for (; held < most && held < end; held++) {
       const at = 2 * (end - 1 - held);
       const record = this.#chains.table.find(keys[at]!, keys[at + 1]!);
-      const bits = this.#chains.sets.bitsOf(record === none ? empty : this.#chains.setOf(record));
-      if (!sources.some((source) => bits[source] !== 0)) break;
+      const set = record === none ? empty : this.#chains.setOf(record);
+      if (!sources.some((source) => this.#chains.sets.mediaOf(set, source) !== 0)) break;
     }
     return held;
   }

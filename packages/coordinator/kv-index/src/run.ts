@@ -15,9 +15,11 @@ export class Run {
   /** Hash of the block before place 0; 0, 0 at the root of a chain. */
   readonly parentLow: number;
   readonly parentHigh: number;
-  /** First place of each segment, ascending, the first one 0; and its set. */
-  readonly #starts: number[] = [];
-  readonly #sets: number[] = [];
+  /**
+   * Of each segment its first place and its set, one after the other: places ascend from 0. One array, as who asks waits for each that
+   * lies in no cache.
+   */
+  readonly #segments: number[] = [];
   /** Places are below this. */
   end = 0;
   /** No block follows the last one any more: its place may be named by old records. */
@@ -34,16 +36,16 @@ export class Run {
   }
 
   get segments(): number {
-    return this.#starts.length;
+    return this.#segments.length >>> 1;
   }
 
   /** The number of the segment that a place below `end` lies in. */
   segmentAt(place: number): number {
     let low = 0;
-    let high = this.#starts.length - 1;
+    let high = this.segments - 1;
     while (low < high) {
       const middle = (low + high + 1) >>> 1;
-      if (this.#starts[middle]! <= place) low = middle;
+      if (this.#startOf(middle) <= place) low = middle;
       else high = middle - 1;
     }
     return low;
@@ -51,20 +53,16 @@ export class Run {
 
   /** One past the last place of a segment. */
   endOf(segment: number): number {
-    return segment + 1 < this.#starts.length ? this.#starts[segment + 1]! : this.end;
+    return segment + 1 < this.segments ? this.#startOf(segment + 1) : this.end;
   }
 
   setOf(segment: number): number {
-    return this.#sets[segment]!;
+    return this.#segments[2 * segment + 1]!;
   }
 
   /** One block more at the end; its place. */
   append(set: number): number {
-    const last = this.#sets.length - 1;
-    if (last < 0 || this.#sets[last] !== set) {
-      this.#starts.push(this.end);
-      this.#sets.push(set);
-    }
+    if (this.segments === 0 || this.setOf(this.segments - 1) !== set) this.#segments.push(this.end, set);
     return this.end++;
   }
 
@@ -74,43 +72,41 @@ export class Run {
     this.#cut(to);
     const first = this.segmentAt(from);
     let last = first;
-    while (last < this.#starts.length && this.#starts[last]! < to) {
-      this.#sets[last] = change(this.#sets[last]!);
+    while (last < this.segments && this.#startOf(last) < to) {
+      this.rename(last, change(this.setOf(last)));
       last++;
     }
-    for (let i = Math.min(last, this.#starts.length - 1); i >= Math.max(first, 1); i--) {
-      if (this.#sets[i] !== this.#sets[i - 1]) continue;
-      this.#starts.splice(i, 1);
-      this.#sets.splice(i, 1);
-    }
+    for (let i = Math.min(last, this.segments - 1); i >= Math.max(first, 1); i--)
+      if (this.setOf(i) === this.setOf(i - 1)) this.#segments.splice(2 * i, 2);
   }
 
   /** Drops segments that nobody holds from the end. */
   shrink(isEmpty: (set: number) => boolean): void {
-    while (this.#sets.length > 0 && isEmpty(this.#sets[this.#sets.length - 1]!)) {
-      if (this.#sets.pop() !== empty) this.closed = true;
-      this.end = this.#starts.pop()!;
+    while (this.segments > 0 && isEmpty(this.setOf(this.segments - 1))) {
+      if (this.#segments.pop() !== empty) this.closed = true;
+      this.end = this.#segments.pop()!;
     }
   }
 
   /** Forgets what it says; its records are stale. */
   forget(): void {
-    this.#starts.length = 0;
-    this.#sets.length = 0;
+    this.#segments.length = 0;
     this.end = 0;
     this.closed = true;
   }
 
   /** The segment's set has another number now. */
   rename(segment: number, set: number): void {
-    this.#sets[segment] = set;
+    this.#segments[2 * segment + 1] = set;
+  }
+
+  #startOf(segment: number): number {
+    return this.#segments[2 * segment]!;
   }
 
   #cut(place: number): void {
     if (place >= this.end) return;
     const segment = this.segmentAt(place);
-    if (this.#starts[segment] === place) return;
-    this.#starts.splice(segment + 1, 0, place);
-    this.#sets.splice(segment + 1, 0, this.#sets[segment]!);
+    if (this.#startOf(segment) !== place) this.#segments.splice(2 * segment + 2, 0, place, this.setOf(segment));
   }
 }

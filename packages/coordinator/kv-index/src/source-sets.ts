@@ -5,6 +5,8 @@
  *
  *     set 17:  bits[source] = media of that source, a bit each    copies: (source, medium) → count, where it is above 1
  *
+ * Bits of many sets lie in one slab: an array of its own for each would be two objects more that a match waits for.
+ *
  * A source that goes is taken out of all sets in one pass over the sets, not over the blocks: a set that named it becomes
  * another name of the set without it (`resolve`). Set 0 is empty.
  */
@@ -14,20 +16,25 @@ import { invariant } from '@kvtier/errors';
 export const maxMedia = 8;
 /** Copies of one block in one place that are told apart; an engine's pool without de-duplication has two or three. */
 const maxCopies = 255;
-/** What a set costs beside its bits: object, map entry, name. */
+/** What a set costs beside its bits: map of copies, map entry, name. */
 const setOverheadBytes = 400;
+/** Of one set at least. */
+const slabBytes = 16 * 1024;
 
-interface HolderSet {
-  readonly bits: Uint8Array;
-  /** (source × maxMedia + medium) → copies, where there are several. */
-  readonly copies: ReadonlyMap<number, number>;
-}
+/** (source × maxMedia + medium) → copies, where there are several. */
+type Copies = ReadonlyMap<number, number>;
 
 export class SourceSets {
   readonly #maxSources: number;
   /** Media, a bit each, on which a source may hold a block several times. */
   readonly #countedMedia: number;
-  readonly #sets: (HolderSet | undefined)[] = [];
+  /** Sets of a slab, as a power of two: how far a set's number is shifted for its slab's. */
+  readonly #slabShift: number;
+  readonly #slabMask: number;
+  readonly #slabs: Uint8Array[] = [];
+  readonly #copies: (Copies | undefined)[] = [];
+  /** For the set that is looked for. */
+  readonly #scratch: Uint8Array;
   readonly #names = new Map<string, number>();
   /** Where a set that named a source that has gone leads to; itself otherwise. */
   readonly #leadsTo: number[] = [];
@@ -44,7 +51,10 @@ export class SourceSets {
     invariant(maxSources > 0 && maxSources <= 4096, 'source sets: 1 to 4096 sources');
     this.#maxSources = maxSources;
     this.#countedMedia = countedMedia;
-    this.#intern({ bits: new Uint8Array(maxSources), copies: new Map() });
+    this.#slabShift = Math.max(Math.floor(Math.log2(slabBytes / maxSources)), 0);
+    this.#slabMask = (1 << this.#slabShift) - 1;
+    this.#scratch = new Uint8Array(maxSources);
+    this.#intern(new Map());
   }
 
   /** Sets that exist. */
@@ -54,7 +64,8 @@ export class SourceSets {
 
   /** Memory of sets and of the steps between them. */
   get bytes(): number {
-    return this.#live * (2 * this.#maxSources + setOverheadBytes) + (this.#more.size + this.#less.size) * 40;
+    const slabs = this.#slabs.length * (this.#maxSources << this.#slabShift);
+    return slabs + this.#live * (this.#maxSources + setOverheadBytes) + (this.#more.size + this.#less.size) * 40;
   }
 
   /** The set that this number stands for now. */
@@ -65,12 +76,27 @@ export class SourceSets {
   }
 
   exists(set: number): boolean {
-    return this.#sets[this.resolve(set)] !== undefined;
+    return this.#copies[this.resolve(set)] !== undefined;
+  }
+
+  /** Where the media of each source lie, by its number, from `firstOf` on. Not to be changed; `set` is resolved. */
+  slabOf(set: number): Uint8Array {
+    return this.#slabs[set >>> this.#slabShift]!;
+  }
+
+  firstOf(set: number): number {
+    return (set & this.#slabMask) * this.#maxSources;
+  }
+
+  /** Media of one source. */
+  mediaOf(set: number, source: number): number {
+    return this.slabOf(set)[this.firstOf(set) + source]!;
   }
 
   /** Media of each source, by its number. Not to be changed; `set` is resolved. */
   bitsOf(set: number): Uint8Array {
-    return this.#sets[set]!.bits;
+    const first = this.firstOf(set);
+    return this.slabOf(set).subarray(first, first + this.#maxSources);
   }
 
   /** One copy more. */
@@ -86,19 +112,19 @@ export class SourceSets {
   /** Nobody of this source's media holds anything any more. Of one medium, where it is given. O(sets). */
   clear(source: number, medium?: number): void {
     const mask = medium === undefined ? 0xff : 1 << medium;
-    for (let id = 1; id < this.#sets.length; id++) {
-      const set = this.#sets[id];
-      if (set === undefined || this.#leadsTo[id] !== id || (set.bits[source]! & mask) === 0) continue;
-      const bits = set.bits.slice();
-      bits[source]! &= ~mask;
+    for (let id = 1; id < this.#copies.length; id++) {
+      const before = this.#copies[id];
+      if (before === undefined || this.#leadsTo[id] !== id || (this.mediaOf(id, source) & mask) === 0) continue;
       const copies = new Map(
-        [...set.copies].filter(([holder]) => {
+        [...before].filter(([holder]) => {
           const medium = holder % maxMedia;
           return (holder - medium) / maxMedia !== source || ((1 << medium) & mask) === 0;
         }),
       );
-      this.#names.delete(nameOf(set));
-      this.#leadsTo[id] = this.#intern({ bits, copies });
+      this.#names.delete(nameOf(this.bitsOf(id), before));
+      this.#scratch.set(this.bitsOf(id));
+      this.#scratch[source]! &= ~mask;
+      this.#leadsTo[id] = this.#intern(copies);
     }
     this.#more.clear();
     this.#less.clear();
@@ -114,11 +140,11 @@ export class SourceSets {
    * holds; what was made meanwhile counts as seen.
    */
   endPass(): void {
-    for (let id = 1; id < this.#sets.length; id++) {
-      const set = this.#sets[id];
-      if (set === undefined || this.#seen[id] === this.#pass) continue;
-      if (this.#leadsTo[id] === id) this.#names.delete(nameOf(set));
-      this.#sets[id] = undefined;
+    for (let id = 1; id < this.#copies.length; id++) {
+      const copies = this.#copies[id];
+      if (copies === undefined || this.#seen[id] === this.#pass) continue;
+      if (this.#leadsTo[id] === id) this.#names.delete(nameOf(this.bitsOf(id), copies));
+      this.#copies[id] = undefined;
       this.#leadsTo[id] = id;
       this.#free.push(id);
       this.#live--;
@@ -136,33 +162,36 @@ export class SourceSets {
       this.#seen[known] = this.#pass;
       return known;
     }
-    const before = this.#sets[set]!;
-    const count = ((before.bits[source]! >>> medium) & 1) === 0 ? 0 : (before.copies.get(holder) ?? 1);
+    const media = this.mediaOf(set, source);
+    const before = this.#copies[set]!;
+    const count = ((media >>> medium) & 1) === 0 ? 0 : (before.get(holder) ?? 1);
     const most = ((this.#countedMedia >>> medium) & 1) === 1 ? maxCopies : 1;
     const next = Math.min(Math.max(count + by, 0), most);
     let to = set;
     if (next !== count) {
-      const bits = before.bits.slice();
-      const copies = new Map(before.copies);
-      if (next === 0) bits[source]! &= ~(1 << medium);
-      else bits[source]! |= 1 << medium;
+      const copies = new Map(before);
       if (next > 1) copies.set(holder, next);
       else copies.delete(holder);
-      to = this.#intern({ bits, copies });
+      this.#scratch.set(this.bitsOf(set));
+      this.#scratch[source] = next === 0 ? media & ~(1 << medium) : media | (1 << medium);
+      to = this.#intern(copies);
     }
     steps.set(step, to);
     return to;
   }
 
-  #intern(set: HolderSet): number {
-    const name = nameOf(set);
+  /** The set of the bits in `#scratch`. */
+  #intern(copies: Copies): number {
+    const name = nameOf(this.#scratch, copies);
     const known = this.#names.get(name);
     if (known !== undefined) {
       this.#seen[known] = this.#pass;
       return known;
     }
-    const id = this.#free.pop() ?? this.#sets.length;
-    this.#sets[id] = set;
+    const id = this.#free.pop() ?? this.#copies.length;
+    this.#slabs[id >>> this.#slabShift] ??= new Uint8Array(this.#maxSources << this.#slabShift);
+    this.slabOf(id).set(this.#scratch, this.firstOf(id));
+    this.#copies[id] = copies;
     this.#leadsTo[id] = id;
     this.#names.set(name, id);
     this.#seen[id] = this.#pass;
@@ -171,7 +200,7 @@ export class SourceSets {
   }
 }
 
-function nameOf({ bits, copies }: HolderSet): string {
+function nameOf(bits: Uint8Array, copies: Copies): string {
   const name = Buffer.from(bits.buffer, bits.byteOffset, bits.length).toString('latin1');
   if (copies.size === 0) return name;
   return `${name}|${[...copies].sort(([a], [b]) => a - b).join()}`;
