@@ -10,11 +10,15 @@
  *
  * What is not served is told so with 429 and `Retry-After`, or by the time its first token was wanted; anything else, and whoever has no
  * answer by `limitMs`, is an error.
+ *
+ * All processors are kept busy at idle priority (even-cores.ts), or at saturation a worker would compute faster than beyond it, whenever the
+ * other one rests: hosts of their own do not. `--uneven` does without.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { KvError } from '@kvtier/errors';
 import { resolveModel } from '@kvtier/model';
 import { hostsMissing } from '../../infra/hosts/hosts.ts';
+import { evenCores } from '../even-cores.ts';
 import { type BenchContext, type Figure, median, rate, type Suite } from '../figures.ts';
 import { PdCluster } from '../pd-cluster.ts';
 import { arrivals, ask, freshPrompt } from '../pd-load.ts';
@@ -38,13 +42,14 @@ const suite: Suite = {
   name: 'overload',
   description: 'answers in time at twice saturation beside those at saturation: prefill overloaded, decode, both',
   needs: ['iproute2', 'nftables'],
-  /** `npm run bench -- overload [SECONDS] [--only=SHAPE,SHAPE] [--verbose]`; verbose: each request, what was decided, and when it came */
+  /** `npm run bench -- overload [SECONDS] [--only=SHAPE,SHAPE] [--uneven] [--verbose]`; verbose: each request, what was decided, and when it came */
   async run(context) {
     const missing = hostsMissing();
     if (missing !== undefined) throw new KvError('SETUP', missing);
     const seconds = Number(context.args.find((arg) => /^\d+$/.test(arg)) ?? defaultSeconds);
     const { dir } = await resolveModel('random:25m');
     const cluster = await PdCluster.start(dir);
+    const rest = context.args.includes('--uneven') ? () => {} : evenCores();
     try {
       await cluster.rate(gbit);
       await cluster.coordinate({ ttftMs: 2_000, itlMs: 200 }, ['predicted']);
@@ -58,6 +63,7 @@ const suite: Suite = {
         figures.push(await measure(context, url, name, shape, seconds));
       return figures;
     } finally {
+      rest();
       await cluster.close();
     }
   },
