@@ -219,7 +219,7 @@ export class DiskDevice {
     await patience.wait(this.#checkpointing);
     await patience.wait(this.#pool?.settle());
     for (const segment of this.segments) await patience.wait(segment.idle());
-    if (this.#reason === '' && !patience.isOver) {
+    if (this.#reason === '' && !patience.isOver && this.#isKept()) {
       await patience.wait(this.#warned(this.#pool!.removeUnmarked()));
       for (const segment of this.segments) await patience.wait(this.#warned(this.#pool!.footOpen(segment)));
       await patience.wait(this.#warned(this.#checkpoint()));
@@ -231,8 +231,16 @@ export class DiskDevice {
     this.#lock.release();
   }
 
+  /** Else what it held is gone with its folder, and what lies there now is another node's. */
+  #isKept(): boolean {
+    if (this.#lock.isOurs()) return true;
+    this.#options.log.info({ dir: this.dir }, 'the folder was removed: nothing of it is left for another start');
+    return false;
+  }
+
   async #warned(work: Promise<void>): Promise<void> {
     await work.catch((error: unknown) => {
+      if (this.#closed && !this.#isKept()) return;
       const { dir } = this;
       this.#options.log.warn(
         { dir, reason: KvError.from(error).message },
