@@ -3,7 +3,7 @@
  * the next connection; what is of no use is told, and changes nothing.
  */
 import { createSecureContext, type ConnectionOptions as TlsOptions } from 'node:tls';
-import { RenewedFiles } from '@kvtier/config/files';
+import { RenewedFiles, type RenewedFilesOptions } from '@kvtier/config/files';
 import { KvError } from '@kvtier/errors';
 import type { RedisLogin, RedisServers, ServerAddress } from './servers.ts';
 
@@ -22,10 +22,10 @@ export class RenewedLogin {
     const { reloadMs = defaultReloadMs, passwordFile, onProblem = () => {}, database } = settings;
     const common = { reloadMs, onProblem };
     if (passwordFile !== undefined)
-      this.#password = new RenewedFiles({
+      this.#password = renewed({
         files: [{ path: passwordFile, isSecret: false }],
         make: ([bytes]) => passwordIn(bytes!),
-        file: 'a readable file (redis: passwordFile)',
+        file: 'a readable passwordFile',
         content: 'a file with the password',
         ...common,
       });
@@ -37,10 +37,10 @@ export class RenewedLogin {
       return path === undefined ? [] : [{ path, name: option.slice(0, -4), isSecret: false }];
     });
     if (named.length > 0)
-      this.#tls = new RenewedFiles({
+      this.#tls = renewed({
         files: named,
         make: (bytes) => checked(Object.fromEntries(named.map(({ name }, at) => [name, bytes[at]!]))),
-        file: 'a readable file (redis: tls)',
+        file: 'readable files (tls)',
         content: 'an authority, a certificate and its key (PEM)',
         ...common,
       });
@@ -69,6 +69,15 @@ export class RenewedLogin {
   close(): void {
     this.#password?.close();
     this.#tls?.close();
+  }
+}
+
+/** @throws KvError CONFIG: a file that cannot be used */
+function renewed<T>(options: RenewedFilesOptions<T>): RenewedFiles<T> {
+  try {
+    return new RenewedFiles(options);
+  } catch (error) {
+    throw new KvError('CONFIG', `redis: ${(error as Error).message}`);
   }
 }
 

@@ -3,7 +3,7 @@
  * lives. What is new serves the next request or connection; what is of no use is told, and changes nothing.
  */
 import { createSecureContext } from 'node:tls';
-import { RenewedFiles } from '@kvtier/config/files';
+import { RenewedFiles, type RenewedFilesOptions } from '@kvtier/config/files';
 import { KvError } from '@kvtier/errors';
 
 /** Of `S3Settings`. */
@@ -44,18 +44,18 @@ export class S3Secrets {
       throw new KvError('CONFIG', 's3: accessKeyId and secretAccessKey belong together; give both or neither');
     const common = { reloadMs, onProblem: settings.onProblem ?? (() => {}) };
     if (secretAccessKeyFile !== undefined)
-      this.#secret = new RenewedFiles({
+      this.#secret = renewed({
         files: [{ path: secretAccessKeyFile, isSecret: false }],
         make: ([bytes]) => secretIn(bytes!),
-        file: 'a readable file (s3: secretAccessKeyFile)',
+        file: 'a readable secretAccessKeyFile',
         content: 'a file with the secret key in one line',
         ...common,
       });
     if (caFile !== undefined) {
-      this.#ca = new RenewedFiles({
+      this.#ca = renewed({
         files: [{ path: caFile, isSecret: false }],
         make: ([bytes]) => authoritiesIn(bytes!),
-        file: 'a readable file (s3: caFile)',
+        file: 'a readable caFile',
         content: 'authorities (PEM)',
         ...common,
       });
@@ -79,6 +79,15 @@ export class S3Secrets {
   close(): void {
     this.#secret?.close();
     this.#ca?.close();
+  }
+}
+
+/** @throws KvError CONFIG: a file that cannot be used */
+function renewed<T>(options: RenewedFilesOptions<T>): RenewedFiles<T> {
+  try {
+    return new RenewedFiles(options);
+  } catch (error) {
+    throw new KvError('CONFIG', `s3: ${(error as Error).message}`);
   }
 }
 
