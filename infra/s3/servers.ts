@@ -86,6 +86,12 @@ export class S3Server {
     await this.#until(() => answers(this.url), 'radosgw');
   }
 
+  /** The user's secret key is another one; the one before is refused from then on. */
+  async setSecret(secretAccessKey: string): Promise<void> {
+    const key = [`--access-key=${s3Credentials.accessKeyId}`, `--secret-key=${secretAccessKey}`];
+    await this.#tool('radosgw-admin', ['-n', 'client.rgw', 'key', 'create', '--uid=kvtier', '--key-type=s3', ...key]);
+  }
+
   async stop(): Promise<void> {
     await Promise.all([...this.#children.keys()].map((name) => this.#kill(name)));
     living.delete(this);

@@ -8,17 +8,19 @@ import { createLogger, refusedRenewals, runService, tellRenewed } from '@kvtier/
 runService('cache-node', async () => {
   const config = readServiceConfig(cacheNodeSchema);
   const log = createLogger('cache-node', config.logLevel);
-  const failpoint = failpointFromEnv(process.env);
-  const onProblem = tellRenewed(log, 'peers: certificate or secret');
-  const peers = config.peers && { ...config.peers, security: readPeerCredentials(config.peers.security, onProblem) };
-  const onEventsProblem = tellRenewed(log, 'KV events: keys');
-  const kvEvents = config.kvEvents && {
-    ...config.kvEvents,
-    curve: readKvEventsCurve(config.kvEvents, onEventsProblem),
-  };
-  const group = readGroup(config.group);
+  const [peering, events, failpoint] = [config.peers, config.kvEvents, failpointFromEnv(process.env)];
+  const security = peering && readPeerCredentials(peering.security, tellRenewed(log, 'peers: certificate or secret'));
+  const curve = events && readKvEventsCurve(events, tellRenewed(log, 'KV events: keys'));
+  const peers = peering && { ...peering, security: security! };
+  const kvEvents = events && { ...events, curve };
+  const told = (what: string) => ({ onProblem: tellRenewed(log, `${what}: passwords, keys, certificates`) });
+  const redis = config.redis && { ...config.redis, ...told('redis') };
+  const s3 = config.s3 && { ...config.s3, ...told('s3') };
+  const list = config.membership && { ...config.membership.redis, ...told('membership') };
+  const membership = config.membership && { ...config.membership, redis: list! };
+  const of = { group: readGroup(config.group), peers, kvEvents, redis, s3, membership };
   const gauges = () => ({ 'renewals.refused': refusedRenewals() });
-  const node = await openCacheNode({ ...config, group, peers, kvEvents, clock: systemClock, log, failpoint, gauges });
+  const node = await openCacheNode({ ...config, ...of, clock: systemClock, log, failpoint, gauges });
   log.info({ socket: config.socketPath, arena: node.arenaPath, dataDir: config.dataDir }, 'the cache node serves');
   return {
     ready: { socketPath: config.socketPath, arenaPath: node.arenaPath },

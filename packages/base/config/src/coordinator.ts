@@ -56,6 +56,8 @@ const parts = z.strictObject({
       maxWaitMs: z.number().int().min(1).max(600_000).default(30_000),
       /** While nobody is ready, a request waits for a worker that went away, or is looked for, since less; 0: it fails at once. */
       absentMs: z.number().int().min(0).max(60_000).default(3_000),
+      /** A pod (`openai`) that answers no scrape and sends nothing of any answer for so long gets no new request until it is back. */
+      silentMs: z.number().int().min(100).max(60_000).default(800),
       /** Prefixes that are asked for often are copied to other workers ahead: bytes a second on average (0: never), copies at once. */
       copies: z
         .strictObject({

@@ -9,7 +9,14 @@ it('defaults of the three ways', () => {
   expect(parseConfig(discoverySchema, { kind: 'redis', redis }, 'test')).toEqual({
     kind: 'redis',
     redis: {
-      ...{ mode: 'single', database: 0, keyPrefix: 'kvtier:', timeLimitMs: 500, trustedNetwork: false },
+      ...{
+        mode: 'single',
+        database: 0,
+        keyPrefix: 'kvtier:',
+        timeLimitMs: 500,
+        reloadMs: 10_000,
+        trustedNetwork: false,
+      },
       ...redis,
     },
     pollMs: 200,

@@ -8,7 +8,7 @@ const parsed = (value: object) => () => parseConfig(redisSchema, value, 'test');
 it('needs servers and a budget; the rest has defaults', () => {
   expect(parsed(least)()).toEqual({
     ...{ mode: 'single', servers: ['redis://127.0.0.1:6379'], database: 0, bytes: 1 << 30, keyPrefix: 'kvtier:' },
-    ...{ partBytes: 1_048_512, connections: 2, depth: 3, timeLimitMs: 2000, policies: {} },
+    ...{ partBytes: 1_048_512, connections: 2, depth: 3, timeLimitMs: 2000, reloadMs: 10_000, policies: {} },
   });
 });
 

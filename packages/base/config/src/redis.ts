@@ -3,6 +3,7 @@
  * servers can tell, when the tier opens.
  */
 import { z } from 'zod';
+import { milliseconds } from './listener.ts';
 
 const keyPrefix = z
   .string()
@@ -38,6 +39,8 @@ const servers = {
       serverName: z.string().min(1).optional(),
     })
     .optional(),
+  /** How often these files are looked at for new ones. */
+  reloadMs: milliseconds.default(10_000),
   database: z.number().int().min(0).default(0),
 };
 

@@ -9,6 +9,7 @@ it('has defaults for all but bucket and bytes', () => {
     ...least,
     region: 'us-east-1',
     prefix: 'kvtier/',
+    reloadMs: 10_000,
     packBytes: 33 << 20,
     connections: 16,
     timeLimitMs: 15_000,

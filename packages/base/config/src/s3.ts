@@ -3,6 +3,7 @@
  * can tell, when the tier opens.
  */
 import { z } from 'zod';
+import { milliseconds } from './listener.ts';
 
 export const s3Schema = z
   .strictObject({
@@ -31,6 +32,8 @@ export const s3Schema = z
     secretAccessKeyFile: z.string().min(1).optional(),
     sessionToken: z.string().min(1).optional(),
     caFile: z.string().min(1).optional(),
+    /** How often these files are looked at for new ones. */
+    reloadMs: milliseconds.default(10_000),
     packBytes: z
       .number()
       .int()

@@ -38,6 +38,7 @@ Napi::Value Open(const Napi::CallbackInfo& info) {
   source.high_water_mark = options.Get("highWaterMark").As<Napi::Number>().Int32Value();
   source.max_message_bytes = options.Get("maxMessageBytes").As<Napi::Number>().Int64Value();
   source.ipv6 = options.Get("ipv6").As<Napi::Boolean>().Value();
+  source.heartbeat_ms = options.Get("heartbeatMs").As<Napi::Number>().Int32Value();
   source.server_key = TextOf(options, "serverKey");
   source.public_key = TextOf(options, "publicKey");
   source.secret_key = TextOf(options, "secretKey");

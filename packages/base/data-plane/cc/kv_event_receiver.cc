@@ -48,6 +48,8 @@ KvEventReceiver::KvEventReceiver(const EventSource& source) : zmq_(Zmq::Library(
   set(Zmq::kReceiveHighWaterMark, source.high_water_mark);
   set(Zmq::kMaxMessageBytes, source.max_message_bytes);
   set(Zmq::kIpv6, source.ipv6 ? 1 : 0);
+  set(Zmq::kHeartbeatInterval, source.heartbeat_ms);
+  set(Zmq::kHeartbeatTimeout, 2 * source.heartbeat_ms);
   if (!source.server_key.empty()) {
     setText(Zmq::kCurveServerKey, source.server_key, source.server_key.size() + 1);
     setText(Zmq::kCurvePublicKey, source.public_key, source.public_key.size() + 1);

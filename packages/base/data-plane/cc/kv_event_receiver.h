@@ -24,6 +24,8 @@ struct EventSource {
   int high_water_mark;
   int64_t max_message_bytes;
   bool ipv6;
+  // How often the publisher's ZeroMQ is asked whether it is there; one that says nothing for twice as long is connected to anew.
+  int heartbeat_ms;
   // Z85 text of 40 characters each; all empty: no CURVE.
   std::string server_key, public_key, secret_key;
 };

@@ -20,7 +20,7 @@ struct ZmqPollItem {
 struct Zmq {
   static constexpr int kPair = 0, kSub = 2;
   static constexpr int kSubscribe = 6, kLinger = 17, kMaxMessageBytes = 22, kReceiveHighWaterMark = 24, kIpv6 = 42, kCurvePublicKey = 48,
-                       kCurveSecretKey = 49, kCurveServerKey = 50;
+                       kCurveSecretKey = 49, kCurveServerKey = 50, kHeartbeatInterval = 75, kHeartbeatTimeout = 77;
   static constexpr int kDontWait = 1;
   static constexpr int kEventDisconnected = 0x0200;
   static constexpr int kEventHandshake = 0x1000;

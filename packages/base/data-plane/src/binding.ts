@@ -112,6 +112,7 @@ export interface NativeBinding {
     highWaterMark: number;
     maxMessageBytes: number;
     ipv6: boolean;
+    heartbeatMs: number;
     serverKey: string;
     publicKey: string;
     secretKey: string;

@@ -7,18 +7,18 @@
  * replay buffer are bounded; what a slow subscriber does not take is dropped for that subscriber alone, by ZeroMQ, and
  * can be had again from the replay buffer.
  */
-import { rmSync, statSync } from 'node:fs';
 import { curvePublicKey } from '@kvtier/config/curve';
 import { Context, Publisher } from 'zeromq';
 import { BoundSockets, bind } from './bound-sockets.ts';
 import { type Encoding, encodeBatch } from './codec.ts';
 import type { KvEvent } from './event.ts';
-import { encodeSeq } from './frames.ts';
 import { GatheredEvents } from './gathered-events.ts';
+import { Outbox } from './outbox.ts';
 import { PackedEncoder, type PackedEvents } from './packed-encoder.ts';
 import { type Published, ReplayBuffer } from './replay-buffer.ts';
 import { ReplayServer } from './replay-server.ts';
 import { Authenticator, bindableEndpoint, type CurveServer, checkCurveServer, endpointOfRank } from './security.ts';
+import { socketFiles } from './socket-files.ts';
 
 /** The names are those of vLLM's KVEventsConfig. */
 export interface KvEventPublisherOptions extends Encoding {
@@ -66,8 +66,6 @@ export interface KvEventPublisherStats {
 const defaults = { bufferSteps: 10_000, bufferBytes: 64 * 2 ** 20, hwm: 10_000, maxQueueSize: 10_000, gatherMs: 5 };
 /** Gathered ones go before their time. */
 const mostGatheredWords = 1 << 18;
-/** Some milliseconds of work; others get their turn in between. */
-const sendsPerTurn = 1_000;
 
 export class KvEventPublisher {
   /** Where the sockets are bound, ports resolved. */
@@ -85,19 +83,15 @@ export class KvEventPublisher {
   #removeFiles: () => void;
   readonly #bound: BoundSockets | null;
   #onServerKey: () => void = () => {};
-  readonly #maxQueueSize: number;
-  readonly #queue: Published[] = [];
-  readonly #counts = { publishedBatches: 0, publishedEvents: 0, publishedBytes: 0, droppedBatches: 0, lostBatches: 0 };
+  readonly #outbox: Outbox;
+  readonly #counts = { publishedBatches: 0, publishedEvents: 0, publishedBytes: 0, lostBatches: 0 };
   #nextSeq = 0;
   #snapshot: (() => Iterable<SnapshotPage>) | undefined;
-  /** Topics are few; encoded once, ZeroMQ takes them without a string of its own. */
-  #topic = { text: '', frame: Buffer.alloc(0) };
   readonly #gathered = new GatheredEvents();
   readonly #gatherMs: number;
   /** When the last packed batch was made, on performance.now(). */
   #packedMs = Number.NEGATIVE_INFINITY;
   #gathering: NodeJS.Timeout | undefined;
-  #flush: NodeJS.Immediate | undefined;
   #closed = false;
 
   private constructor(
@@ -119,7 +113,7 @@ export class KvEventPublisher {
     this.#authenticator = authenticator;
     this.#removeFiles = socketFiles([this.endpoint, this.replayEndpoint]);
     this.#bound = this.#renewing(options.curve ?? null);
-    this.#maxQueueSize = options.maxQueueSize ?? defaults.maxQueueSize;
+    this.#outbox = new Outbox(socket, options.maxQueueSize ?? defaults.maxQueueSize);
     this.#gatherMs = options.gatherMs ?? defaults.gatherMs;
   }
 
@@ -273,12 +267,7 @@ export class KvEventPublisher {
     this.#counts.publishedEvents += events;
     this.#counts.publishedBytes += payload.length;
     this.#buffer.push(batch);
-    if (this.#queue.length >= this.#maxQueueSize) {
-      this.#queue.shift();
-      this.#counts.droppedBatches++;
-    }
-    this.#queue.push(batch);
-    this.#flush ??= setImmediate(this.#sendSome);
+    this.#outbox.push(batch);
   }
 
   /** Events were lost before they came here: a hole in the sequence, so that consumers know that they missed something. */
@@ -295,7 +284,8 @@ export class KvEventPublisher {
   stats(): KvEventPublisherStats {
     return {
       ...this.#counts,
-      queuedBatches: this.#queue.length,
+      droppedBatches: this.#outbox.droppedBatches,
+      queuedBatches: this.#outbox.queuedBatches,
       bufferedBatches: this.#buffer.count,
       bufferedBytes: this.#buffer.bytes,
       replays: this.#replay?.count ?? 0,
@@ -307,8 +297,7 @@ export class KvEventPublisher {
   async close(): Promise<void> {
     this.#publishGathered();
     this.#closed = true;
-    while (this.#queue.length > 0) this.#sendSome();
-    if (this.#flush) clearImmediate(this.#flush);
+    this.#outbox.close();
     await this.#bound?.close();
     this.#removeFiles();
     this.#encoder.close();
@@ -316,41 +305,6 @@ export class KvEventPublisher {
     await this.#replay?.close();
     await this.#authenticator?.close();
   }
-
-  /** What was published in a turn goes out together after it: an engine's step does not wait for the sending. */
-  readonly #sendSome = (): void => {
-    const batches = this.#queue.splice(0, sendsPerTurn);
-    this.#flush = this.#queue.length > 0 ? setImmediate(this.#sendSome) : undefined;
-    for (const { topic, seq, payload } of batches) {
-      try {
-        this.#socket.send([this.#topicFrame(topic), encodeSeq(seq), payload]).catch(this.#dropped);
-      } catch {
-        this.#dropped();
-      }
-    }
-  };
-
-  readonly #dropped = (): void => {
-    this.#counts.droppedBatches++;
-  };
-
-  #topicFrame(text: string): Buffer {
-    if (text !== this.#topic.text) this.#topic = { text, frame: Buffer.from(text) };
-    return this.#topic.frame;
-  }
 }
 
 const unixSeconds = (): number => Date.now() / 1_000;
-
-/** ZeroMQ leaves the files of its Unix sockets. Removes those that are still ours: a successor may have bound there. */
-function socketFiles(endpoints: readonly (string | null)[]): () => void {
-  const inode = (path: string): number | undefined => statSync(path, { throwIfNoEntry: false })?.ino;
-  const files = endpoints.flatMap((endpoint) => {
-    const path = endpoint?.startsWith('ipc:///') ? endpoint.slice('ipc://'.length) : undefined;
-    return path === undefined ? [] : [{ path, bound: inode(path) }];
-  });
-  return () => {
-    for (const { path, bound } of files)
-      if (bound !== undefined && inode(path) === bound) rmSync(path, { force: true });
-  };
-}

@@ -31,7 +31,9 @@ async function bound(): Promise<Publisher> {
 }
 
 function open(): EventReceiver {
-  const receiver = new EventReceiver({ endpoint, topic: '', hwm: 100_000, maxMessageBytes: 2 ** 20, curve: null });
+  const receiver = new EventReceiver({
+    ...{ endpoint, topic: '', hwm: 100_000, maxMessageBytes: 2 ** 20, heartbeatMs: 5_000, curve: null },
+  });
   receivers.push(receiver);
   return receiver;
 }

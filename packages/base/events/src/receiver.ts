@@ -13,6 +13,8 @@ export interface EventReceiverOptions {
   readonly topic: string;
   readonly hwm: number;
   readonly maxMessageBytes: number;
+  /** A publisher that does not answer to two of these is connected to anew. Its ZeroMQ answers, however busy it is itself. */
+  readonly heartbeatMs: number;
   readonly curve: CurveClient | null;
 }
 
@@ -34,12 +36,12 @@ export class EventReceiver {
   #wordsBefore = new Int32Array();
 
   /** Subscribes; the publisher may come later. Throws KvError CONFIG for an endpoint or a key that cannot be. */
-  constructor({ endpoint, topic, hwm, maxMessageBytes, curve }: EventReceiverOptions) {
+  constructor({ endpoint, topic, hwm, maxMessageBytes, heartbeatMs, curve }: EventReceiverOptions) {
     if (curve) checkCurveClient(curve);
     const keys = curve ?? { serverKey: '', publicKey: '', secretKey: '' };
     try {
       this.#handle = native.kvEventsOpen({
-        ...{ endpoint, topic, highWaterMark: hwm, maxMessageBytes, ipv6: endpoint.includes('['), ...keys },
+        ...{ ipv6: endpoint.includes('['), endpoint, topic, highWaterMark: hwm, maxMessageBytes, heartbeatMs, ...keys },
       });
     } catch (error) {
       const { message } = error as Error;

@@ -2,7 +2,7 @@
  * Follows one publisher over ZeroMQ, ours or vLLM's of any version: an in-order stream of batches and notices
  * (continuity.ts says which). Memory is bounded by ZeroMQ's high-water mark: the stream is pulled, and what is dropped
  * while nobody pulls is asked for again. So is what an idle publisher said before we came, or last: after a while in which nothing
- * comes, its replay endpoint is asked whether there is more.
+ * comes, its replay endpoint is asked whether there is more. A connection that stands and brings nothing of what is found so is made anew.
  */
 import { InvariantError } from '@kvtier/errors';
 import { decodeBatch } from './codec.ts';
@@ -14,9 +14,10 @@ import {
   type Snapshot,
   type StreamItem,
 } from './continuity.ts';
+import { Deafness } from './deafness.ts';
 import { type PackedBatch, PackedDecoder } from './packed-decoder.ts';
 import { Probing, probeMs } from './probing.ts';
-import { type Burst, EventReceiver, messagesOf } from './receiver.ts';
+import { type Burst, EventReceiver, type EventReceiverOptions, messagesOf } from './receiver.ts';
 import { requestReplay } from './replay-client.ts';
 import type { CurveClient } from './security.ts';
 
@@ -30,6 +31,8 @@ export interface KvEventSubscriberOptions {
   readonly replayDeadlineMs?: number;
   /** A larger message ends the connection to that publisher. */
   readonly maxMessageBytes?: number;
+  /** Whose host answers to none of two such signs of life is connected to anew (5 s). */
+  readonly heartbeatMs?: number;
   readonly curve?: CurveClient | null;
 }
 
@@ -37,6 +40,8 @@ export interface KvEventSubscriberStats extends ContinuityCounts {
   /** Messages that are not of this protocol. */
   readonly foreign: number;
   readonly disconnects: number;
+  /** Connections made anew as the one before brought nothing of what the publisher said. */
+  readonly reconnects: number;
 }
 
 const noCounts: ContinuityCounts = {
@@ -46,7 +51,8 @@ const noCounts: ContinuityCounts = {
 const snapshotDeadlineMs = 60_000;
 
 export class KvEventSubscriber implements AsyncIterable<StreamItem> {
-  readonly #receiver: EventReceiver;
+  readonly #at: EventReceiverOptions;
+  #receiver: EventReceiver;
   readonly #replay: Replay | null;
   readonly #snapshot: Snapshot | null;
   readonly #topic: string;
@@ -54,17 +60,19 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   readonly #abort = new AbortController();
   #foreign = 0;
   #disconnects = 0;
+  #reconnects = 0;
   #isConnected = false;
   /** A connection has ended, and there is no other yet. */
   #wasCut = false;
   #isProbeDue = false;
   readonly #probing = new Probing(performance.now());
+  readonly #deafness = new Deafness();
   #timer: NodeJS.Timeout | undefined;
   #wake: (() => void) | undefined;
 
   /** Connects; the publisher may come later. Throws KvError CONFIG for an endpoint or a key that cannot be. */
   constructor(options: KvEventSubscriberOptions) {
-    const { endpoint, replayEndpoint = null, topic = '', hwm = 10_000, curve = null } = options;
+    const { endpoint, replayEndpoint = null, topic = '', hwm = 10_000, heartbeatMs = 5_000, curve = null } = options;
     const maxMessageBytes = options.maxMessageBytes ?? 64 * 2 ** 20;
     const deadlineMs = options.replayDeadlineMs ?? 5_000;
     const { signal } = this.#abort;
@@ -74,7 +82,8 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
     this.#replay = from && ((fromSeq) => requestReplay({ ...from, ...limits, fromSeq }));
     const whole = { ...limits, deadlineMs: snapshotDeadlineMs };
     this.#snapshot = from && (() => requestReplay({ ...from, ...whole, fromSeq: 'snapshot' }));
-    this.#receiver = new EventReceiver({ endpoint, topic, hwm, maxMessageBytes, curve });
+    this.#at = { endpoint, topic, hwm, maxMessageBytes, heartbeatMs, curve };
+    this.#receiver = new EventReceiver(this.#at);
   }
 
   /** Whether there is a connection to the publisher now. */
@@ -89,7 +98,8 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   }
 
   stats(): KvEventSubscriberStats {
-    return { ...(this.#continuity?.counts ?? noCounts), foreign: this.#foreign, disconnects: this.#disconnects };
+    const counts = this.#continuity?.counts ?? noCounts;
+    return { ...counts, foreign: this.#foreign, disconnects: this.#disconnects, reconnects: this.#reconnects };
   }
 
   /** Ends the iteration. */
@@ -137,14 +147,20 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
         const isProbing = this.#isProbeDue;
         if (isProbing) {
           this.#isProbeDue = false;
-          const before = continuity.counts;
+          const [sinceMs, before] = [performance.now(), continuity.counts];
           for await (const item of continuity.probe()) yield [item];
-          this.#probed(before, continuity.counts);
+          this.#probed(sinceMs, before, continuity.counts);
         }
         // What came during a probe goes before the next one: it may say that there is nobody to ask.
         const burst = await (isProbing ? Promise.race([receiving, undefined]) : this.#either(receiving));
         if (burst === null) return;
-        if (burst === undefined) continue;
+        if (burst === undefined) {
+          if (this.#isDeaf()) {
+            this.#connectAnew();
+            receiving = undefined; // of the one before, which is closed
+          }
+          continue;
+        }
         receiving = next(); // decoded while these are used
         this.#link(burst, continuity);
         let items: StreamItem<Batch>[] = [];
@@ -171,13 +187,17 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
     this.#foreign += foreign;
     this.#disconnects += disconnects;
     this.#isConnected = connected;
-    if (messages > 0 || foreign > 0) this.#probing.heard(performance.now());
+    if (messages > 0 || foreign > 0) {
+      this.#probing.heard(performance.now());
+      this.#deafness.heard();
+    }
     if (disconnects > 0) this.#wasCut = true;
     if (handshakes > 0) {
       // What comes before it was sent in the connection that is gone: to ask for that again would be to ask nobody.
       if (this.#wasCut) continuity.suspect();
       this.#wasCut = false;
       this.#probing.connected();
+      this.#deafness.connected(performance.now());
       this.#probe();
     }
   }
@@ -202,7 +222,22 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
     if (this.#isConnected && this.#probing.isDue(performance.now(), isMissing)) this.#probe();
   }
 
-  #probed(before: ContinuityCounts, after: ContinuityCounts): void {
+  #isDeaf(): boolean {
+    return this.#isConnected && !this.#abort.signal.aborted && this.#deafness.isDue(performance.now());
+  }
+
+  /** With the keys of now. What is said meanwhile is asked for when the connection stands. */
+  #connectAnew(): void {
+    const before = this.#receiver;
+    this.#receiver = new EventReceiver(this.#at);
+    before.close();
+    this.#reconnects++;
+    this.#isConnected = false;
+    this.#wasCut = true;
+  }
+
+  #probed(sinceMs: number, before: ContinuityCounts, after: ContinuityCounts): void {
+    this.#deafness.probed(sinceMs, after.batches - before.batches);
     const isNew = after.replayed + after.snapshots > before.replayed + before.snapshots;
     this.#probing.probed(performance.now(), isNew);
   }

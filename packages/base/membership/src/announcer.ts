@@ -8,13 +8,14 @@
 import { randomBytes } from 'node:crypto';
 import type { EventSource, MemberServers, NodeRecord, WorkerRecord } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
+import type { RedisServers } from '@kvtier/redis';
 import type { Log } from '@kvtier/runtime';
 import { type Lease, MemberList, maxRecordBytes } from './member-list.ts';
 import { ownerLength } from './scripts.ts';
 import { Wakeable } from './wakeable.ts';
 
 export interface AnnounceOptions {
-  readonly redis: MemberServers;
+  readonly redis: MemberServers & Pick<RedisServers, 'onProblem'>;
   /** Renewed three times a lease. */
   readonly leaseMs: number;
   readonly log: Log;

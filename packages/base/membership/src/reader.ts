@@ -7,13 +7,14 @@
  */
 import type { MemberServers, Membership } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
+import type { RedisServers } from '@kvtier/redis';
 import type { Log } from '@kvtier/runtime';
 import { type Listed, MemberList } from './member-list.ts';
 import { type Parsed, parseRecord } from './record.ts';
 import { Wakeable } from './wakeable.ts';
 
 export interface MemberReaderOptions {
-  readonly redis: MemberServers;
+  readonly redis: MemberServers & Pick<RedisServers, 'onProblem'>;
   readonly pollMs: number;
   /** All members, at each change. */
   readonly changed: (members: Membership) => void;

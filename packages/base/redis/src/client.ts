@@ -6,7 +6,8 @@
 import { KvError, Outside } from '@kvtier/errors';
 import { Cluster, Redis, type RedisOptions } from 'ioredis';
 import { backoffMs, nextRoundMs, Pauses, tellingConnector } from './failover-news.ts';
-import { credentialsOf, parseServers, type RedisLogin, type RedisServers, tlsOf } from './servers.ts';
+import { RenewedLogin } from './renewed-login.ts';
+import { parseServers, type RedisLogin, type RedisServers } from './servers.ts';
 
 /** What must happen at once, as Lua; `sha`: SHA-1 of its text, hex. */
 export interface RedisScript {
@@ -25,7 +26,7 @@ const goodbyeMs = 100;
 export class RedisClient {
   readonly #client: Outside<Redis | Cluster>;
   readonly #timeLimitMs: number;
-  readonly #login: RedisLogin;
+  readonly #login: RenewedLogin;
   /** Why the last connection was not made or kept; ioredis tells by events. */
   #lastError: Error | undefined;
   #isClosed = false;
@@ -41,10 +42,8 @@ export class RedisClient {
     const pauses = new Pauses(maxBackoffMs);
     const servers = parseServers(settings);
     const first = servers[0]!;
-    const tls = tlsOf(settings, first.isTls);
-    const { username, password } = credentialsOf(settings, first);
-    const connectTimeoutMs = settings.timeLimitMs;
-    this.#login = { username, password, database: settings.database, tls, connectTimeoutMs };
+    this.#login = new RenewedLogin(settings, first, () => this.#renewed());
+    const { username, password, tls } = this.#login.now;
     const common = {
       ...(username === undefined ? {} : { username }),
       ...(password === undefined ? {} : { password }),
@@ -105,6 +104,8 @@ export class RedisClient {
           this.#lastError = error;
         });
       }
+      // A Cluster's client keeps a copy of the options that it began with for servers that it learns of; each connects a turn later.
+      client.on('+node', ({ options }: Redis) => this.#show(options));
       client.on('ready', () => {
         this.#isLeaving = false;
       });
@@ -189,7 +190,23 @@ export class RedisClient {
 
   /** For connections of the caller's own. */
   get login(): RedisLogin {
-    return this.#login;
+    return this.#login.now;
+  }
+
+  /** Connections that stand stay. ioredis looks at its options when it makes the next one. */
+  #renewed(): void {
+    this.#client.now((client) => {
+      for (const { options } of client instanceof Cluster ? client.nodes('all') : [client]) this.#show(options);
+    });
+  }
+
+  /** What is shown from now on. */
+  #show(options: RedisOptions): void {
+    const { password, tls } = this.#login.now;
+    if (password !== undefined) options.password = password;
+    if (tls === undefined) return;
+    options.tls = tls;
+    if (options.sentinelTLS !== undefined) options.sentinelTLS = tls;
   }
 
   #failedOver(pauses: Pauses): void {
@@ -203,6 +220,7 @@ export class RedisClient {
 
   close(): void {
     this.#isClosed = true;
+    this.#login.close();
     this.#client.now((client) => {
       client.removeAllListeners('close');
       client.disconnect();

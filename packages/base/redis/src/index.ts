@@ -1,11 +1,3 @@
 /** The way to Redis servers, for all that keeps something there: the tier, the list of a cluster's members. */
 export { asRedisError, RedisClient, type RedisScript } from './client.ts';
-export {
-  credentialsOf,
-  parseServers,
-  type RedisAddress,
-  type RedisLogin,
-  type RedisServers,
-  type ServerAddress,
-  tlsOf,
-} from './servers.ts';
+export type { RedisAddress, RedisLogin, RedisServers } from './servers.ts';

@@ -1,8 +1,7 @@
 /**
- * Which Redis servers, and what to show them: plain data, as @kvtier/config yields it. Invariant: what cannot work is a KvError
+ * Which Redis servers, and what to show them: plain data, as @kvtier/config yields it, and who is told of it. Invariant: what cannot work is a KvError
  * CONFIG of one line, here or at the first connection, and never shows a password.
  */
-import { readFileSync } from 'node:fs';
 import type { ConnectionOptions as TlsOptions } from 'node:tls';
 import { KvError } from '@kvtier/errors';
 
@@ -14,7 +13,7 @@ export interface RedisServers {
   readonly masterName?: string | undefined;
   readonly username?: string | undefined;
   readonly password?: string | undefined;
-  /** A file that holds the password; read at start. */
+  /** A file that holds the password. */
   readonly passwordFile?: string | undefined;
   readonly sentinelUsername?: string | undefined;
   readonly sentinelPassword?: string | undefined;
@@ -27,6 +26,10 @@ export interface RedisServers {
         readonly serverName?: string | undefined;
       }
     | undefined;
+  /** How often the files are looked at for new ones. */
+  readonly reloadMs?: number | undefined;
+  /** Why the files that lie there are not in use (one line); undefined: they are. */
+  readonly onProblem?: ((why: string | undefined) => void) | undefined;
   /** Number of the database; 0 in a Cluster. */
   readonly database: number;
   /** Of one command, and of making a connection. */
@@ -96,39 +99,6 @@ export function parseServers(settings: RedisServers): ServerAddress[] {
     throw new KvError('CONFIG', `redis: database ${settings.database} in a cluster, which has 0 only; leave it out`);
   }
   return servers;
-}
-
-/** User and password for the servers. KvError CONFIG. */
-export function credentialsOf(settings: RedisServers, first: ServerAddress) {
-  const fromFile =
-    settings.passwordFile === undefined ? undefined : readText(settings.passwordFile, 'passwordFile').trim();
-  return {
-    username: settings.username ?? first.username,
-    password: settings.password ?? fromFile ?? first.password,
-  };
-}
-
-/** KvError CONFIG when a file cannot be read. */
-export function tlsOf(settings: RedisServers, isTls: boolean): TlsOptions | undefined {
-  const { caFile, certFile, keyFile, serverName } = settings.tls ?? {};
-  if (!isTls) {
-    if (settings.tls === undefined) return undefined;
-    throw new KvError('CONFIG', 'redis: tls is configured, but the servers begin with redis:; write rediss:');
-  }
-  return {
-    ...(caFile === undefined ? {} : { ca: readText(caFile, 'tls.caFile') }),
-    ...(certFile === undefined ? {} : { cert: readText(certFile, 'tls.certFile') }),
-    ...(keyFile === undefined ? {} : { key: readText(keyFile, 'tls.keyFile') }),
-    ...(serverName === undefined ? {} : { servername: serverName }),
-  };
-}
-
-function readText(file: string, option: string): string {
-  try {
-    return readFileSync(file, 'utf8');
-  } catch (error) {
-    throw new KvError('CONFIG', `redis: ${option} cannot be read (${(error as Error).message}); name a readable file`);
-  }
 }
 
 function withoutPassword(server: string): string {

@@ -2,12 +2,15 @@
  * Of files that are renewed under a process (packages/base/config/src/renewed-files.ts): that they are in use, or why not; and how often
  * not, of the whole process.
  */
-import type { Logger } from './log.ts';
+interface Lines {
+  info(line: string): void;
+  warn(line: string): void;
+}
 
 let refused = 0;
 
 export const tellRenewed =
-  (logger: Pick<Logger, 'info' | 'warn'>, what: string): ((why: string | undefined) => void) =>
+  (logger: Lines, what: string): ((why: string | undefined) => void) =>
   (why) => {
     if (why === undefined) {
       logger.info(`${what} in use`);

@@ -36,7 +36,8 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   const { apiKeysFile, adminKeysFile, trustedNetwork, operations } = config;
   const discovery = discoveryOf(config);
   const workerAccess = access && new WorkerAccess(access, tellRenewed(logger, 'worker access: files'));
-  const fleet = new Fleet({ logger, media: Indexes.media, ...(workerAccess && { access: workerAccess }) });
+  const times = { podSilentMs: routing.silentMs };
+  const fleet = new Fleet({ logger, media: Indexes.media, times, ...(workerAccess && { access: workerAccess }) });
   const eventAccess = readEventAccess(config.kvEvents, tellRenewed(logger, 'KV events: keys'));
   const isPlanned = config.planner.scaler !== null || config.planner.roles === 'live';
   const indexes = new Indexes({ fleet, maxBytes: index.maxBytes, tokenizers, access: eventAccess, isPlanned, logger });
@@ -97,7 +98,8 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
       const isReady = (): boolean => fleet.isListed;
       const workers = () => fleet.workers();
       const ttftMs = admission.ttftMs ?? undefined;
-      const parts = { dispatch, workers, reader, pods, inTime, ttftMs, isReady, logger };
+      const heard = (number: number): void => fleet.heard(number);
+      const parts = { dispatch, workers, heard, reader, pods, inTime, ttftMs, isReady, logger };
       picker = await startEndpointPicker({ config: config.endpointPicker, ...parts });
       const { address, healthAddress } = picker;
       logger.info({ address, healthAddress }, 'endpoint picker: gateways may ask');

@@ -12,25 +12,19 @@
  * a deadline, its end, too, which a gateway that reads nothing would put off; the request's share of a worker's load ends with the
  * answer, with the stream, or at a deadline, exactly once.
  */
-import { type ServerDuplexStream, status } from '@grpc/grpc-js';
+import { status } from '@grpc/grpc-js';
 import { KvError } from '@kvtier/errors';
-import {
-  BodySendMode,
-  type HttpBody,
-  type HttpHeaders,
-  type ProcessingRequest,
-  type ProcessingResponse,
-} from '@kvtier/wire/ext-proc';
+import { BodySendMode, type HttpBody, type HttpHeaders, type ProcessingRequest } from '@kvtier/wire/ext-proc';
 import { resetCall, toStatus } from '@kvtier/wire/grpc';
 import { goesOn, picked, type RequestPart, refused, sentBack } from './answers.ts';
-import { type Asked, askedOf, headersOf, type Metadata, servedOf } from './asked.ts';
+import { type Asked, askedOf, type Metadata } from './asked.ts';
+import { HeldBody } from './held-body.ts';
 import type { HeldBytes } from './held-bytes.ts';
 import type { PickerMetrics } from './metrics.ts';
+import { Outgoing, type ProcessCall } from './outgoing.ts';
 import type { BodyOrWhy, Picked, Picker } from './picker.ts';
 import { type Outcome, refusalOf, saturated, stalled } from './refusal.ts';
-import { UsageReader } from './usage.ts';
-
-export type ProcessCall = ServerDuplexStream<ProcessingRequest, ProcessingResponse>;
+import { WatchedAnswer } from './watched-answer.ts';
 
 export interface ConversationLimits {
   /** Of one body that is held to be read. */
@@ -56,31 +50,27 @@ export interface ConversationParts {
   readonly onDefect: (id: string, error: unknown) => void;
 }
 
-const answerHeaders = new Set([':status', 'content-encoding', 'content-type']);
-
 export class Conversation {
   readonly #call: ProcessCall;
   readonly #parts: ConversationParts;
   readonly #gone = new AbortController();
-  readonly #usage = new UsageReader();
+  readonly #out: Outgoing;
+  readonly #body: HeldBody;
+  readonly #answered: WatchedAnswer;
   #timer: NodeJS.Timeout;
   #requestMode: BodySendMode;
   #responseMode: BodySendMode;
   #phase: 'start' | 'body' | 'picked' | 'ended' = 'start';
   #isFirst = true;
   #asked: Asked | undefined;
-  #pieces: Buffer[] = [];
-  #heldBytes = 0;
-  #picked: Picked | undefined;
   #counted = false;
-  #answerIsGood = false;
-  #usageIsRead = false;
-  /** An answer that comes as events, none of which has come: its body begins with its first token. */
-  #isStreamed = false;
 
   constructor(call: ProcessCall, parts: ConversationParts) {
     this.#call = call;
     this.#parts = parts;
+    this.#out = new Outgoing(call, () => this.#isOver());
+    this.#body = new HeldBody(parts.held, parts.limits.bodyBytes);
+    this.#answered = new WatchedAnswer(parts.metrics);
     this.#requestMode = parts.bodyMode;
     this.#responseMode = parts.bodyMode;
     this.#timer = setTimeout(() => this.#break('no request came'), parts.limits.receiveMs);
@@ -104,7 +94,7 @@ export class Conversation {
     if (pending === undefined && !this.#call.writableNeedDrain) return;
     this.#call.pause();
     Promise.resolve(pending)
-      .then(() => this.#drained())
+      .then(() => this.#out.drained())
       .then(
         () => this.#call.resume(),
         (error: unknown) => this.#fail(error),
@@ -129,8 +119,8 @@ export class Conversation {
       case 'responseBody':
         return this.#onResponseBody(request.value);
       case 'responseTrailers':
-        this.#answerEnded();
-        return this.#send(goesOn('responseTrailers'));
+        this.#answered.ended();
+        return this.#out.send(goesOn('responseTrailers'));
       default:
         throw outOfOrder('a message without a request');
     }
@@ -148,7 +138,7 @@ export class Conversation {
       case BodySendMode.BUFFERED:
       case BodySendMode.BUFFERED_PARTIAL:
         this.#patience(this.#parts.limits.receiveMs, () => this.#refuse(bodyStalled()));
-        return this.#send(goesOn('requestHeaders'));
+        return this.#out.send(goesOn('requestHeaders'));
       default:
         return this.#choose('requestHeaders', 'not_sent');
     }
@@ -158,12 +148,14 @@ export class Conversation {
     const isDuplex = this.#requestMode === BodySendMode.FULL_DUPLEX_STREAMED;
     if (this.#phase === 'start') throw outOfOrder('a body before its headers');
     if (this.#phase !== 'body') {
-      return isDuplex ? this.#sendAll(sentBack('requestBody', body, endOfStream)) : this.#send(goesOn('requestBody'));
+      return isDuplex
+        ? this.#out.sendAll(sentBack('requestBody', body, endOfStream))
+        : this.#out.send(goesOn('requestBody'));
     }
-    const isRead = this.#hold(body);
+    const isRead = this.#body.hold(body);
     if (isDuplex && isRead && !endOfStream) return undefined;
-    if (isDuplex && !isRead) this.#pieces.push(body);
-    const pieces = this.#pieces;
+    const { pieces } = this.#body;
+    if (isDuplex && !isRead) pieces.push(body);
     return this.#choose(isDuplex ? 'requestHeaders' : 'requestBody', isRead ? pieces : 'too_large', () =>
       isDuplex ? this.#giveBack(pieces, endOfStream) : undefined,
     );
@@ -171,64 +163,37 @@ export class Conversation {
 
   #onRequestTrailers(): Promise<void> | undefined {
     if (this.#phase === 'start') throw outOfOrder('trailers before their headers');
-    if (this.#phase !== 'body') return this.#send(goesOn('requestTrailers'));
+    if (this.#phase !== 'body') return this.#out.send(goesOn('requestTrailers'));
     if (this.#requestMode !== BodySendMode.FULL_DUPLEX_STREAMED) return this.#choose('requestTrailers', 'not_sent');
-    const pieces = this.#pieces;
+    const { pieces } = this.#body;
     return this.#choose('requestHeaders', pieces, async () => {
       await this.#giveBack(pieces, false);
-      await this.#send(goesOn('requestTrailers'));
+      await this.#out.send(goesOn('requestTrailers'));
     });
   }
 
   #onResponseHeaders(headers: HttpHeaders, metadata: Metadata): Promise<void> | undefined {
     this.#letRequestGo();
-    const told = headersOf(headers, answerHeaders);
-    const served = servedOf(metadata);
-    if (this.#picked && served !== undefined && served !== this.#picked.endpoint) {
-      this.#parts.metrics.elsewhere.inc();
-      this.#picked.share.ended(); // the one that was chosen does not have it
-    }
-    this.#answerIsGood = /^2\d\d$/.test(told.get(':status') ?? '200');
-    const isPlain = (told.get('content-encoding') ?? 'identity') === 'identity';
-    this.#usageIsRead = this.#answerIsGood && isPlain;
-    this.#isStreamed = this.#answerIsGood && /^text\/event-stream\b/i.test(told.get('content-type') ?? '');
-    // Without its body, this is all that is seen of the answer's begin.
-    if (headers.endOfStream || this.#responseMode === BodySendMode.NONE) this.#firstToken();
-    if (headers.endOfStream) this.#answerEnded();
-    return this.#send(goesOn('responseHeaders'));
+    this.#answered.headers(headers, metadata, headers.endOfStream || this.#responseMode === BodySendMode.NONE);
+    if (headers.endOfStream) this.#answered.ended();
+    return this.#out.send(goesOn('responseHeaders'));
   }
 
   #onResponseBody({ body, endOfStream }: HttpBody): Promise<void> | undefined {
     this.#letRequestGo();
-    if (body.length > 0) this.#firstToken(this.#isStreamed);
-    if (this.#usageIsRead) this.#usage.push(body);
-    if (endOfStream) this.#answerEnded();
-    if (this.#responseMode !== BodySendMode.FULL_DUPLEX_STREAMED) return this.#send(goesOn('responseBody'));
-    return this.#sendAll(sentBack('responseBody', body, endOfStream));
+    this.#answered.body(body);
+    if (endOfStream) this.#answered.ended();
+    if (this.#responseMode !== BodySendMode.FULL_DUPLEX_STREAMED) return this.#out.send(goesOn('responseBody'));
+    return this.#out.sendAll(sentBack('responseBody', body, endOfStream));
   }
 
   /** The gateway has an answer already, of its own: nothing is to be chosen any more. */
   #letRequestGo(): void {
     if (this.#phase !== 'body' && this.#phase !== 'start') return;
     this.#phase = 'picked';
-    this.#release();
+    this.#body.release();
     this.#count('cancelled');
     this.#waitForAnswer();
-  }
-
-  #firstToken(isTimed = false): void {
-    if (!this.#answerIsGood) return;
-    this.#picked?.share.firstToken(isTimed);
-    if (isTimed) this.#picked?.came();
-    this.#isStreamed = false;
-  }
-
-  #answerEnded(): void {
-    this.#picked?.share.ended();
-    if (!this.#usageIsRead) return;
-    this.#usageIsRead = false;
-    const usage = this.#usage.read();
-    if (usage) this.#parts.metrics.countUsage(usage);
   }
 
   /** `after`: what follows the answer to `part`. */
@@ -236,13 +201,14 @@ export class Conversation {
     const { picker, limits, metrics } = this.#parts;
     const began = performance.now();
     this.#patience(limits.waitMs, () => this.#gone.abort(saturated(`No worker within ${limits.waitMs / 1_000} s.`)));
+    let found: Picked;
     try {
-      const found = await picker.pick(this.#asked!, body, this.#heldBytes, this.#gone.signal);
+      found = await picker.pick(this.#asked!, body, this.#body.bytes, this.#gone.signal);
       if (this.#gone.signal.aborted) {
         found.share.ended();
         throw this.#gone.signal.reason;
       }
-      this.#picked = found;
+      this.#answered.isOf(found);
     } catch (error) {
       if (this.#isOver()) return;
       this.#refuse(error);
@@ -252,64 +218,21 @@ export class Conversation {
     this.#phase = 'picked';
     this.#count('picked');
     this.#waitForAnswer();
-    await this.#send(picked(part, this.#picked.endpoints, this.#picked.prefiller));
+    await this.#out.send(picked(part, found.endpoints, found.prefiller));
     await after?.();
-    this.#release();
+    this.#body.release();
   }
 
   async #giveBack(pieces: readonly Buffer[], isWhole: boolean): Promise<void> {
-    if (pieces.length === 0 && isWhole) await this.#sendAll(sentBack('requestBody', Buffer.alloc(0), true));
+    if (pieces.length === 0 && isWhole) await this.#out.sendAll(sentBack('requestBody', Buffer.alloc(0), true));
     for (const [at, piece] of pieces.entries()) {
-      await this.#sendAll(sentBack('requestBody', piece, isWhole && at === pieces.length - 1));
+      await this.#out.sendAll(sentBack('requestBody', piece, isWhole && at === pieces.length - 1));
       if (this.#isOver()) return;
     }
   }
 
   #isOver(): boolean {
     return this.#phase === 'ended';
-  }
-
-  /** Whether there is room to hold it; what is held already stays. */
-  #hold(piece: Buffer): boolean {
-    if (this.#heldBytes + piece.length > this.#parts.limits.bodyBytes) return false;
-    if (!this.#parts.held.take(piece.length)) return false;
-    this.#heldBytes += piece.length;
-    if (piece.length > 0) this.#pieces.push(piece);
-    return true;
-  }
-
-  #release(): void {
-    this.#parts.held.give(this.#heldBytes);
-    this.#heldBytes = 0;
-    this.#pieces = [];
-  }
-
-  #send(response: ProcessingResponse): Promise<void> | undefined {
-    if (this.#isOver() || this.#call.write(response)) return undefined;
-    return this.#drained();
-  }
-
-  #sendAll(responses: Iterable<ProcessingResponse>): Promise<void> | undefined {
-    const rest = responses[Symbol.iterator]();
-    for (let next = rest.next(); !next.done; next = rest.next()) {
-      const pending = this.#send(next.value);
-      if (pending) return pending.then(() => this.#sendAll({ [Symbol.iterator]: () => rest }));
-    }
-    return undefined;
-  }
-
-  /** The gateway has taken what was sent, or the stream is over. */
-  #drained(): Promise<void> | undefined {
-    if (this.#isOver() || !this.#call.writableNeedDrain) return undefined;
-    return new Promise((resolve) => {
-      const done = (): void => {
-        this.#call.off('drain', done);
-        this.#call.off('close', done);
-        resolve();
-      };
-      this.#call.once('drain', done);
-      this.#call.once('close', done);
-    });
   }
 
   #patience(ms: number, expired: () => void): void {
@@ -360,8 +283,8 @@ export class Conversation {
     clearTimeout(this.#timer);
     if (wasOpen) this.#count('cancelled');
     this.#gone.abort(new KvError('CANCELLED', 'the gateway ended the stream'));
-    this.#picked?.share.ended();
-    this.#release();
+    this.#answered.left();
+    this.#body.release();
     this.#call.end();
     this.#call.resume(); // what still comes is nobody's
     if (this.#call.closed) return;

@@ -223,6 +223,8 @@ describe('a load that was counted returns to zero', () => {
     await failed.has(4);
     // No prompt was computed: no first token.
     expect(rig.dispatch.told.slice(3)).toEqual(['ended pod-0']);
+    // Neither says that the one that was chosen lives: another one's, and what may be the gateway's own word.
+    expect(rig.heard).toEqual([]);
     failed.end();
   });
 

@@ -21,10 +21,11 @@ import {
   maxBesideBodyBytes,
 } from '@kvtier/wire/ext-proc';
 import { type RunningGrpcServer, startGrpcServer, TlsServerCredentials } from '@kvtier/wire/grpc';
-import { Conversation, type ConversationParts, type ProcessCall } from './conversation.ts';
+import { Conversation, type ConversationParts } from './conversation.ts';
 import { Health } from './health.ts';
 import { HeldBytes } from './held-bytes.ts';
 import { PickerMetrics } from './metrics.ts';
+import type { ProcessCall } from './outgoing.ts';
 import { type BodyReader, type Deadlines, Picker } from './picker.ts';
 
 export interface EndpointPickerOptions {
@@ -32,6 +33,8 @@ export interface EndpointPickerOptions {
   readonly dispatch: Dispatch;
   /** As `Fleet.workers`: by number. */
   readonly workers: () => readonly (Worker | undefined)[];
+  /** As `Fleet.heard`: something of this worker's answer came. */
+  readonly heard: (number: number) => void;
   /** Reads bodies of requests, in threads. */
   readonly reader: BodyReader;
   /** Prefill and decode apart; undefined: the gateway's pods all do both. */
@@ -65,12 +68,13 @@ const keepalive = { 'grpc.keepalive_time_ms': 20_000, 'grpc.keepalive_timeout_ms
 
 /** @throws KvError CONFIG (TLS files), LOCKED (port taken), IO */
 export async function startEndpointPicker(options: EndpointPickerOptions): Promise<EndpointPicker> {
-  const { config, dispatch, workers, reader, pods, inTime, ttftMs, isReady, logger } = options;
+  const { config, dispatch, workers, heard, reader, pods, inTime, ttftMs, isReady, logger } = options;
   const metrics = new PickerMetrics();
   const parts: ConversationParts = {
     picker: new Picker({
       dispatch,
       workers,
+      heard,
       reader,
       pods,
       inTime,

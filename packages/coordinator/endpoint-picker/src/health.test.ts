@@ -17,6 +17,7 @@ const start = (port: number, healthPort: number) =>
     dispatch: new ScriptedDispatch([]),
     reader: { read: () => Promise.reject(new KvError('REQUEST', 'no')) },
     workers: () => [],
+    heard: () => {},
     inTime: { admit: () => {}, came: () => {} },
     isReady: () => isReady,
     logger: createLogger('test', 'silent'),

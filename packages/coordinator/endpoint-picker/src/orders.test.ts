@@ -31,6 +31,7 @@ beforeAll(async () => {
     dispatch,
     reader: { read: () => Promise.reject(new Error('not read')) },
     workers: () => pods,
+    heard: () => {},
     inTime: { admit: () => {}, came: () => {} },
     isReady: () => true,
     logger: { error: (told: unknown) => defects.push(told), debug: () => {} } as never,

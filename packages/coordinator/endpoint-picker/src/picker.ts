@@ -56,6 +56,8 @@ export interface PickerParts {
   readonly dispatch: Dispatch;
   /** As `Fleet.workers`. */
   readonly workers: () => readonly (Worker | undefined)[];
+  /** As `Fleet.heard`. */
+  readonly heard: (number: number) => void;
   readonly reader: BodyReader;
   /** undefined: all pods do both. */
   readonly pods?: PodHandOff | undefined;
@@ -78,6 +80,8 @@ export interface Picked {
   readonly prefiller: string | null | undefined;
   /** Its first token came, in a stream. */
   readonly came: () => void;
+  /** Something of its answer came. */
+  readonly heard: () => void;
 }
 
 /** The pieces of a body, or why there are none. */
@@ -149,7 +153,7 @@ export class Picker {
     fallbacks: number,
     signal: AbortSignal,
   ): Promise<Picked> {
-    const { inTime } = this.#parts;
+    const { inTime, heard } = this.#parts;
     const { name } = choice.worker.record;
     const endpoint = endpointOf(choice.worker.record);
     if (endpoint === undefined || !candidates.some(({ worker }) => worker.number === choice.worker.number)) {
@@ -164,6 +168,7 @@ export class Picker {
     const pickedAtMs = performance.now();
     return {
       came: () => inTime.came(predictedS, (performance.now() - pickedAtMs) / 1_000),
+      heard: () => heard(choice.worker.number),
       endpoint,
       endpoints: [endpoint, ...fallbacksOf(choice.worker, candidates, fallbacks)].join(','),
       share: new Share(choice, prefill ?? undefined),

@@ -1,48 +1,31 @@
 /**
- * Calls to one engine worker (gRPC): requests with their streams of tokens, by one call for all or one for each, the short questions, and
- * the stream of its load.
+ * Calls to one engine worker (gRPC): requests with their streams of tokens, by one call for all or one for each, and the stream of its load;
+ * with the short questions (engine-questions.ts).
  *
  * Invariants: every wait has a deadline; a call that its caller no longer wants is cancelled, which frees its blocks.
  */
-import { type ClientReadableStream, Metadata, type ServiceError, status } from '@grpc/grpc-js';
+import { type ClientReadableStream, status } from '@grpc/grpc-js';
 import { KvError } from '@kvtier/errors';
 import {
   type Description,
-  deadlineAfter,
-  type EngineClient,
   type EngineLoad,
   fromFailure,
   fromStatus,
   type GenerateEvent,
   type GenerateRequest,
-  type PinPrefixRequest,
-  type PrefetchRequest,
-  type TlsFiles,
 } from '@kvtier/wire/grpc';
-import { EngineClients } from './engine-clients.ts';
+import { EngineQuestions, type EngineQuestionsOptions } from './engine-questions.ts';
 import { mayShare, SharedCall, type Told, type Underway } from './shared-call.ts';
 
 /** What one event of an answer is told to, which waits for a promise; false, or a promise of it: no more is wanted. */
 export type OnEvent = (event: GenerateEvent) => unknown;
 
-export interface EngineCallsOptions {
-  /** "unix:/path" or "host:port" */
-  readonly address: string;
-  /** For an address beyond loopback. */
-  readonly tls?: TlsFiles | undefined;
-  /** For what is answered at once: Metrics and the like. */
-  readonly unaryDeadlineMs?: number;
-  /** For Describe, by which one learns whether it is there. */
-  readonly describeDeadlineMs?: number;
+export interface EngineCallsOptions extends EngineQuestionsOptions {
   /** A running request without any event for so long is given up. */
   readonly silenceDeadlineMs?: number;
 }
 
-export class EngineCalls {
-  readonly #clients: EngineClients;
-  readonly #address: string;
-  readonly #unaryDeadlineMs: number;
-  readonly #describeDeadlineMs: number;
+export class EngineCalls extends EngineQuestions {
   readonly #silenceDeadlineMs: number;
   /** Whether the engine takes many requests by one call, as it last said. */
   #sharesCalls = false;
@@ -51,16 +34,13 @@ export class EngineCalls {
   readonly #cuts = new Set<(why: KvError) => void>();
 
   constructor(options: EngineCallsOptions) {
-    this.#address = options.address;
-    this.#unaryDeadlineMs = options.unaryDeadlineMs ?? 2_000;
-    this.#describeDeadlineMs = options.describeDeadlineMs ?? this.#unaryDeadlineMs;
+    super(options);
     this.#silenceDeadlineMs = options.silenceDeadlineMs ?? 600_000;
-    this.#clients = new EngineClients(options.address, options.tls);
   }
 
   /** Connections so far. */
   get connections(): number {
-    return this.#clients.opened;
+    return this.clients.opened;
   }
 
   /** Requests under way. */
@@ -74,7 +54,7 @@ export class EngineCalls {
    */
   async *generate(request: GenerateRequest, signal: AbortSignal): AsyncGenerator<GenerateEvent, void, void> {
     if (signal.aborted) throw signal.reason;
-    const connection = this.#clients.begin();
+    const connection = this.clients.begin();
     const call: ClientReadableStream<GenerateEvent> = connection.client.generate(request);
     call.on('error', ignore); // the loop below reports it; one that comes after the loop was left has nobody to tell
     const cancel = (): void => call.cancel();
@@ -86,7 +66,7 @@ export class EngineCalls {
     };
     this.#cuts.add(cut);
     let answered = false;
-    call.once('status', ({ code }) => this.#clients.end(connection, code === status.CANCELLED));
+    call.once('status', ({ code }) => this.clients.end(connection, code === status.CANCELLED));
     const watchdog = setTimeout(() => {
       const waited = `no token for ${this.#silenceDeadlineMs / 1000} s; the request was given up`;
       cut(new KvError('DEADLINE', `engine: ${waited}`));
@@ -99,13 +79,10 @@ export class EngineCalls {
         yield event;
         if (answered) return;
       }
-      throw new KvError(
-        'PROTOCOL',
-        `engine at ${this.#address}: the answer ended without a finish reason; see its log`,
-      );
+      throw new KvError('PROTOCOL', `engine at ${this.address}: the answer ended without a finish reason; see its log`);
     } catch (error) {
       if (signal.aborted) throw signal.reason;
-      throw ended ?? this.#describeFailure(fromStatus(error));
+      throw ended ?? this.describeFailure(fromStatus(error));
     } finally {
       clearTimeout(watchdog);
       this.#cuts.delete(cut);
@@ -177,13 +154,13 @@ export class EngineCalls {
   }
 
   #ownCall(request: GenerateRequest, told: Told): Underway {
-    const connection = this.#clients.begin();
+    const connection = this.clients.begin();
     const call: ClientReadableStream<GenerateEvent> = connection.client.generate(request);
-    call.once('status', ({ code }) => this.#clients.end(connection, code === status.CANCELLED));
-    call.on('error', (error) => told.failed(this.#describeFailure(fromStatus(error))));
+    call.once('status', ({ code }) => this.clients.end(connection, code === status.CANCELLED));
+    call.on('error', (error) => told.failed(this.describeFailure(fromStatus(error))));
     call.on('end', () => {
       const cutOff = 'the answer ended without a finish reason; see its log';
-      told.failed(new KvError('PROTOCOL', `engine at ${this.#address}: ${cutOff}`));
+      told.failed(new KvError('PROTOCOL', `engine at ${this.address}: ${cutOff}`));
     });
     call.on('data', told.event);
     return {
@@ -197,11 +174,11 @@ export class EngineCalls {
   }
 
   #sharedCall(): SharedCall {
-    const connection = this.#clients.begin();
+    const connection = this.clients.begin();
     const call = connection.client.generateMany();
-    call.once('status', ({ code }) => this.#clients.end(connection, code === status.CANCELLED));
+    call.once('status', ({ code }) => this.clients.end(connection, code === status.CANCELLED));
     const failureOf = (ended: { code?: status }): KvError =>
-      ended.code === status.OK ? this.#gone('ended the request') : this.#describeFailure(fromStatus(ended));
+      ended.code === status.OK ? this.gone('ended the request') : this.describeFailure(fromStatus(ended));
     const shared: SharedCall = new SharedCall(call, failureOf as (error: unknown) => KvError, () => {
       if (this.#shared === shared) this.#shared = undefined;
     });
@@ -210,7 +187,7 @@ export class EngineCalls {
 
   /** The engine has said all, and its status is under way: cancelling would only be one more reset (EngineClients). */
   #awaitStatus(call: ClientReadableStream<GenerateEvent>): void {
-    const patience = setTimeout(() => call.cancel(), this.#unaryDeadlineMs);
+    const patience = setTimeout(() => call.cancel(), this.unaryDeadlineMs);
     call.once('status', () => clearTimeout(patience));
     call.resume();
   }
@@ -220,7 +197,7 @@ export class EngineCalls {
     this.#shared?.cut(why);
     this.#shared = undefined;
     for (const cut of [...this.#cuts]) cut(why);
-    this.#clients.renew();
+    this.clients.renew();
   }
 
   /**
@@ -232,7 +209,7 @@ export class EngineCalls {
     onLoad: (load: EngineLoad) => void,
     onEnd: (why: KvError) => void,
   ): () => void {
-    const connection = this.#clients.begin();
+    const connection = this.clients.begin();
     const call = connection.client.watchLoad(watch);
     let over = false;
     call.on('data', (load: EngineLoad) => {
@@ -240,13 +217,11 @@ export class EngineCalls {
     });
     call.on('error', ignore); // told by its status
     call.once('status', (ended: Parameters<typeof fromStatus>[0] & { code: status }) => {
-      this.#clients.end(connection, ended.code === status.CANCELLED);
+      this.clients.end(connection, ended.code === status.CANCELLED);
       if (over) return;
       over = true;
       onEnd(
-        ended.code === status.OK
-          ? this.#gone('ended the stream of its load')
-          : this.#describeFailure(fromStatus(ended)),
+        ended.code === status.OK ? this.gone('ended the stream of its load') : this.describeFailure(fromStatus(ended)),
       );
     });
     return () => {
@@ -255,120 +230,15 @@ export class EngineCalls {
     };
   }
 
-  /** What it is. @throws KvError */
-  async describe(): Promise<Description> {
-    const description = await this.#unary<Description>(
-      (client, deadline, done) => client.describe({}, new Metadata(), { deadline }, done),
-      this.#describeDeadlineMs,
-    );
+  override async describe(): Promise<Description> {
+    const description = await super.describe();
     this.#sharesCalls = description.generatesMany === true;
     return description;
   }
 
-  /** The engine's own metrics in Prometheus' text form. @throws KvError */
-  async metrics(): Promise<string> {
-    const answer = await this.#unary<{ prometheus: string }>((client, deadline, done) =>
-      client.metrics({}, new Metadata(), { deadline }, done),
-    );
-    return answer.prometheus;
-  }
-
-  /** Whether the engine's own prefix cache was dropped; false while blocks are held. @throws KvError */
-  async resetPrefixCache(): Promise<boolean> {
-    const answer = await this.#unary<{ done: boolean }>((client, deadline, done) =>
-      client.resetPrefixCache({}, new Metadata(), { deadline }, done),
-    );
-    return answer.done;
-  }
-
-  /** How many tokens of the prefix the engine holds from now on. @throws KvError: REQUEST (name in use), CONFIG (no room) */
-  async pinPrefix(request: PinPrefixRequest): Promise<number> {
-    const answer = await this.#unary<{ pinnedTokens: number }>((client, deadline, done) =>
-      client.pinPrefix(request, new Metadata(), { deadline }, done),
-    );
-    return answer.pinnedTokens;
-  }
-
-  /** False when nothing is pinned under this name. @throws KvError */
-  async unpinPrefix(name: string): Promise<boolean> {
-    const answer = await this.#unary<{ done: boolean }>((client, deadline, done) =>
-      client.unpinPrefix({ name }, new Metadata(), { deadline }, done),
-    );
-    return answer.done;
-  }
-
-  /** How many blocks its cache node was asked to bring in; 0: it has none. @throws KvError: REQUEST, BUSY (as many as may) */
-  async prefetch(request: PrefetchRequest): Promise<number> {
-    const answer = await this.#unary<{ blocks: number }>((client, deadline, done) =>
-      client.prefetch(request, new Metadata(), { deadline }, done),
-    );
-    return answer.blocks;
-  }
-
-  /** So many blocks of a request's prompt come by its hand-off. False: it waits for none any more. @throws KvError */
-  async changeHandOff(requestId: string, blocks: number): Promise<boolean> {
-    const answer = await this.#unary<{ done: boolean }>((client, deadline, done) =>
-      client.changeHandOff({ requestId, blocks }, new Metadata(), { deadline }, done),
-    );
-    return answer.done;
-  }
-
-  /**
-   * The first token of a request that waits for its blocks. False: it draws it itself, or there is none.
-   * @throws KvError
-   */
-  async tellFirstToken(requestId: string, tokenId: number): Promise<boolean> {
-    const answer = await this.#unary<{ done: boolean }>((client, deadline, done) =>
-      client.tellFirstToken({ requestId, tokenId }, new Metadata(), { deadline }, done),
-    );
-    return answer.done;
-  }
-
-  /** It takes nothing new from now on; how many requests it still has. @throws KvError */
-  async drain(): Promise<number> {
-    const answer = await this.#unary<{ left: number }>((client, deadline, done) =>
-      client.drain({}, new Metadata(), { deadline }, done),
-    );
-    return answer.left;
-  }
-
   close(): void {
-    this.#shared?.cut(new KvError('CANCELLED', `engine at ${this.#address}: its line is closed`));
-    this.#clients.close();
-  }
-
-  #unary<T>(
-    start: (client: EngineClient, deadline: Date, done: (error: ServiceError | null, value: T) => void) => unknown,
-    deadlineMs = this.#unaryDeadlineMs,
-  ): Promise<T> {
-    const connection = this.#clients.begin();
-    return new Promise<T>((resolve, reject) => {
-      start(connection.client, deadlineAfter(deadlineMs), (error, value) => {
-        this.#clients.end(connection, error?.code === status.DEADLINE_EXCEEDED);
-        if (error) return reject(error);
-        this.#clients.answered();
-        resolve(value);
-      });
-    }).catch((error: unknown) => {
-      const failure = this.#describeFailure(fromStatus(error));
-      // Nobody answers: for a client of the API server that is the same as nobody there.
-      throw failure.code === 'DEADLINE' ? this.#gone('does not answer') : failure;
-    });
-  }
-
-  /** grpc's words for a lost connection say little to a user. */
-  #describeFailure(failure: KvError): KvError {
-    if (failure.code === 'DISCONNECTED') return this.#gone('cannot be reached');
-    // The call was cut by the other side: its server is closing.
-    return failure.code === 'CANCELLED' ? this.#gone('ended the request') : failure;
-  }
-
-  #gone(what: string): KvError {
-    const { refusal } = this.#clients;
-    if (refusal) return new KvError('DISCONNECTED', `engine: ${refusal.message}`, { retry: true });
-    return new KvError('DISCONNECTED', `engine at ${this.#address}: ${what}; it may be restarting, try again`, {
-      retry: true,
-    });
+    this.#shared?.cut(new KvError('CANCELLED', `engine at ${this.address}: its line is closed`));
+    this.clients.close();
   }
 }
 

@@ -114,6 +114,11 @@ export class Fleet {
     return this.#byNumber[number]?.link?.send(share) ?? nothing;
   }
 
+  /** Something of an answer of this worker has just come, by another way than through `forward`: it lives. */
+  heard(number: number): void {
+    this.#byNumber[number]?.link?.heard?.();
+  }
+
   /** What this worker, of role `both`, is for from now on; what it has goes on as it is. One that has left leans nowhere. */
   lean(number: number, leaning: Leaning | undefined): void {
     this.#byNumber[number]?.lean(leaning);

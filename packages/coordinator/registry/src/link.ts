@@ -34,6 +34,8 @@ export interface Link {
   /** Now, with what was sent since the worker told it. */
   load(): WorkerLoad;
   send(share: Share): Sent;
+  /** Something of an answer of it has just come by another way than this line. */
+  heard?(): void;
 }
 
 /** For workers beyond loopback. */
@@ -56,6 +58,10 @@ export interface LinkTimes {
   readonly askMs: number;
   /** Without any word of the worker it is silent; it speaks at least every 500 ms. */
   readonly silentMs: number;
+  /** The same of an openai worker: without an answer to a scrape, or anything of a request's. */
+  readonly podSilentMs: number;
+  /** A scrape that is so late makes it silent though its answers come: what others have there is not known any more. */
+  readonly podBlindMs: number;
   /** Between two looks for a worker that is silent: at first, and at most. */
   readonly firstPauseMs: number;
   readonly pauseMs: number;
@@ -72,6 +78,8 @@ export interface LinkTimes {
 export const linkTimes: LinkTimes = {
   askMs: 800,
   silentMs: 850,
+  podSilentMs: 800,
+  podBlindMs: 10_000,
   firstPauseMs: 20,
   pauseMs: 500,
   refusedPauseMs: 2_000,

@@ -25,7 +25,11 @@ afterEach(async () => {
 async function open(access?: ConstructorParameters<typeof Fleet>[0]['access']): Promise<void> {
   await fleet?.close();
   const logger = createLogger('pod-test', 'silent');
-  fleet = new Fleet({ logger, times: { refusedPauseMs: 50, scrapeMs: 20, askMs: 300 }, ...(access && { access }) });
+  fleet = new Fleet({
+    logger,
+    times: { refusedPauseMs: 50, scrapeMs: 20, askMs: 300, podSilentMs: 300 },
+    ...(access && { access }),
+  });
   discovery = new SpokenDiscovery();
   await fleet.start(discovery);
 }

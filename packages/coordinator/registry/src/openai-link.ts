@@ -2,7 +2,8 @@
  * The line to a pod with OpenAI's API (vLLM, SGLang): it is asked what it serves, then its metrics are scraped again and again, and
  * requests go there as they came, their answers back as they come.
  *
- * A scrape that fails makes it silent: it gets nothing new. Its answers under way go on, for they may be well while its metrics are slow
+ * A scrape that fails makes it silent: it gets nothing new. One that is late does when nothing of any answer comes either; while answers come, its
+ * metrics may be late for a while, as the load that they tell of is known but for what others have there. Answers under way go on
  * (pod-requests.ts: how long).
  */
 import { KvError } from '@kvtier/errors';
@@ -74,6 +75,10 @@ export class OpenaiLink implements Link {
     return this.#pod.send(share, performance.now(), () => this.#options.host.ended());
   }
 
+  heard(): void {
+    this.#requests.heard();
+  }
+
   /** One request (POST), as it came; `headers` without those of one hop. @throws KvError BUSY, DISCONNECTED, or the reason of `signal` */
   forward(
     path: string,
@@ -88,6 +93,8 @@ export class OpenaiLink implements Link {
     const { name, host, times } = this.#options;
     let pauseMs = times.firstPauseMs;
     let goodAtMs = performance.now();
+    const heardAtMs = (): number => this.#requests.heardAtMs;
+    const patience = { silentMs: times.podSilentMs, mostMs: times.podBlindMs, heardAtMs };
     while (!this.#pause.stopped) {
       let refused = false;
       try {
@@ -96,7 +103,7 @@ export class OpenaiLink implements Link {
         for (;;) {
           const begunAtMs = performance.now();
           const openThen = this.#pod.open;
-          const scrape = await this.#asks.scrape();
+          const scrape = await this.#asks.scrape(patience);
           if (epochOf(this.#options.origin, scrape) !== facts.bootEpoch)
             throw new KvError('DISCONNECTED', `worker ${name}: was started anew; asked again`, { retry: true });
           goodAtMs = performance.now();
@@ -118,7 +125,7 @@ export class OpenaiLink implements Link {
         if (refused) host.refused(error.message);
         else {
           host.lost(error);
-          this.#requests.silent(error, performance.now() - goodAtMs);
+          this.#requests.silent(error, performance.now() - Math.max(goodAtMs, heardAtMs()));
         }
       }
       await this.#pause.wait(refused ? times.refusedPauseMs : pauseMs);

@@ -4,10 +4,10 @@
  * Invariant: every wait has a deadline, every body that is read whole a bound.
  */
 import { KvError } from '@kvtier/errors';
-import { runningTimeout } from '@kvtier/runtime';
 import { Pool } from 'undici';
 import { z } from 'zod';
 import { checked } from './facts.ts';
+import { livingTimeout, type Patience } from './living-timeout.ts';
 import { authorizationOf, connectorOf, gone, type PodAddress } from './pod-connection.ts';
 import { type Scrape, scrapeOf } from './scrape.ts';
 import type { WorkerFacts } from './worker.ts';
@@ -30,13 +30,13 @@ const modelsSchema = z.object({
 
 export class PodAsks {
   readonly #pod: PodAddress;
-  readonly #askMs: number;
+  readonly #impatience: Patience;
   readonly #pool: Pool;
   readonly #closing = new AbortController();
 
   constructor(pod: PodAddress, askMs: number) {
     this.#pod = pod;
-    this.#askMs = askMs;
+    this.#impatience = { silentMs: askMs, mostMs: askMs, heardAtMs: () => Number.NEGATIVE_INFINITY };
     const connect = connectorOf(pod.access, askMs);
     this.#pool = new Pool(pod.origin.origin, { connections: 1, pipelining: 1, connect });
   }
@@ -79,14 +79,16 @@ export class PodAsks {
     };
   }
 
-  async scrape(): Promise<Scrape> {
-    return await scrapeOf(this.#pod.name, await this.#ask('/metrics', mostMetricsBytes));
+  /** `patience`: how late the answer may be; default: as any other. */
+  async scrape(patience?: Patience): Promise<Scrape> {
+    return await scrapeOf(this.#pod.name, await this.#ask('/metrics', mostMetricsBytes, patience));
   }
 
   /** A short body, whole. @throws KvError DISCONNECTED: no 200 in time; PROTOCOL: longer than `mostBytes` */
-  async #ask(path: string, mostBytes: number): Promise<string> {
+  async #ask(path: string, mostBytes: number, patience = this.#impatience): Promise<string> {
     const { name } = this.#pod;
-    const limit = runningTimeout(this.#askMs); // who stood still ourselves blames no pod
+    const beganMs = performance.now();
+    const limit = livingTimeout(patience); // who stood still ourselves blames no pod
     const signal = AbortSignal.any([limit.signal, this.#closing.signal]);
     try {
       const { statusCode, body } = await this.#pool.request({
@@ -115,7 +117,7 @@ export class PodAsks {
       throw gone(
         this.#pod,
         (error as Error).name === 'TimeoutError'
-          ? `${path}: no answer within ${this.#askMs} ms`
+          ? `${path}: no answer within ${Math.round(performance.now() - beganMs)} ms`
           : (error as Error).message,
       );
     } finally {

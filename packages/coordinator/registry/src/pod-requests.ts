@@ -48,6 +48,7 @@ export class PodRequests {
   readonly #pool: Pool;
   readonly #running = new Set<Running>();
   readonly #onEnd: () => void;
+  #heardAtMs = Number.NEGATIVE_INFINITY;
 
   /** `onEnd`: of a request, whatever became of it. */
   constructor(pod: PodAddress, connectMs: number, onEnd: () => void) {
@@ -64,6 +65,16 @@ export class PodRequests {
 
   get size(): number {
     return this.#running.size;
+  }
+
+  /** When something of an answer came last that had not been waiting for its reader, on performance.now(): the pod lived then. */
+  get heardAtMs(): number {
+    return this.#heardAtMs;
+  }
+
+  /** Something of an answer has just come. */
+  heard(): void {
+    this.#heardAtMs = performance.now();
   }
 
   /** One request (POST), as it came; `headers` without those of one hop. @throws KvError BUSY, DISCONNECTED, or the reason of `signal` */
@@ -97,6 +108,7 @@ export class PodRequests {
         signal: running.cut.signal,
       });
       running.answered = true;
+      this.heard();
       const kept = passedOn(answer.headers) as IncomingHttpHeaders;
       return { status: answer.statusCode, headers: kept, body: this.#parts(answer.body, running, ended) };
     } catch (error) {
@@ -113,9 +125,17 @@ export class PodRequests {
       body.destroy();
       ended();
     };
+    const heard = (): void => this.heard();
     const parts = (async function* () {
+      const arriving = body[Symbol.asyncIterator]();
       try {
-        for await (const part of body) yield part as Buffer;
+        for (;;) {
+          const isWaitedFor = body.readableLength === 0;
+          const part = await arriving.next();
+          if (part.done === true) return;
+          if (isWaitedFor) heard();
+          yield part.value as Buffer;
+        }
       } catch (error) {
         throw failure(error);
       } finally {

@@ -2,6 +2,7 @@
 import type { RedisDiscoveryConfig } from '@kvtier/config';
 import { MemberReader } from '@kvtier/membership';
 import type { Log } from '@kvtier/runtime';
+import { tellRenewed } from '@kvtier/telemetry';
 import type { Discovery, DiscoveryListener } from './discovery.ts';
 import { Told } from './told.ts';
 
@@ -20,9 +21,13 @@ export class RedisDiscovery implements Discovery {
   async start(listener: DiscoveryListener): Promise<void> {
     const told = new Told(listener, this.#log);
     this.#told = told;
+    const log = this.#log;
+    const lines = { info: (line: string) => log.info({}, line), warn: (line: string) => log.warn({}, line) };
+    const onProblem = tellRenewed(lines, 'discovery: passwords, certificates');
     this.#reader = new MemberReader({
       ...this.#config,
-      log: this.#log,
+      redis: { ...this.#config.redis, onProblem },
+      log,
       changed: (members) => told.members(members),
       problem: (why) => told.problem(why),
     });

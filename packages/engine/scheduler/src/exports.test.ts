@@ -65,6 +65,27 @@ describe('blocks of a prompt', () => {
     ]);
   });
 
+  it('that several requests share count once of what exports may hold: each one’s last block goes out, too', async () => {
+    const rig = new SchedulerRig({ blockCount: 32, limits: { exportGatherBlocks: 100 } }); // exports may hold 15
+    const offers: number[] = [];
+    const releases: (() => void)[] = [];
+    rig.connector.store = (_hashes, first, blocks, onReleased) => {
+      offers.push(first + blocks.length);
+      releases.push(onReleased);
+    };
+    const shared = prompt(1, 32);
+    for (let i = 0; i < 5; i++) await rig.generate(`r${i}`, [...shared, ...prompt(2 + i, 4)]);
+    // The first one's own in two parts: no more than half of the room at a time is waited for.
+    expect(offers).toEqual([8, 9, 9, 9, 9, 9]);
+    expect(rig.engine.stats()).toMatchObject({ exportedBlocks: 45, skippedExportBlocks: 0, exportBlocks: 13 });
+    const last = releases.pop()!;
+    for (const release of releases) release();
+    expect(rig.engine.stats().exportBlocks).toBe(9);
+    last();
+    expect(rig.engine.stats().exportBlocks).toBe(0);
+    await rig.drain();
+  });
+
   it('go out too when the request ends before its first token', async () => {
     const { rig, offers } = watched(100);
     rig.submit('a', prompt(1, 40));

@@ -2,7 +2,8 @@
  * Full blocks on their way to the tier. Each one is held in the pool until the connector says that its bytes are no
  * longer needed, so that no preemption, end of request or reuse can change them under the copy.
  *
- * Invariant: exports hold at most `maxBlocks` blocks, because what they hold cannot serve a request that needs room.
+ * Invariant: exports hold at most `maxBlocks` blocks, because what they hold cannot serve a request that needs room; what several of them
+ * hold counts once.
  * Past that nothing waits: a request's blocks are offered later if it lives long enough, else counted as skipped. Blocks
  * are offered in chain order without a gap, because a block whose parent is missing in the tier is never found.
  *
@@ -27,6 +28,7 @@
 import { invariant } from '@kvtier/errors';
 import { type KvCacheManager, nullBlock, type PrefixCache } from '@kvtier/prefix-cache';
 import type { Connector, StoreOptions } from './connector.ts';
+import { HeldByExports } from './held-by-exports.ts';
 import type { EngineRequest } from './request.ts';
 import { WriteDownAhead } from './write-down-ahead.ts';
 
@@ -55,7 +57,7 @@ export class Exports {
   readonly #writeDown: WriteDownAhead | undefined;
   /** Held already; the connector does not know of them yet. */
   #unsent: (() => void)[] = [];
-  #heldBlocks = 0;
+  readonly #held = new HeldByExports();
   #exportedBlocks = 0;
   #skippedBlocks = 0;
 
@@ -82,7 +84,7 @@ export class Exports {
   }
 
   get heldBlocks(): number {
-    return this.#heldBlocks;
+    return this.#held.count;
   }
 
   get exportedBlocks(): number {
@@ -110,23 +112,24 @@ export class Exports {
     const first = request.offeredBlocks;
     if (this.#fullBlocks(request) <= first) return;
     const tables = this.#tables(request, first);
-    const end = first + blocksWithin(tables, this.#maxBlocks - this.#heldBlocks);
+    const end = first + this.#columnsWithin(tables, this.#maxBlocks - this.#held.count);
     if (end <= first) return;
     request.offeredBlocks = end;
     const blockIds = Int32Array.from(tables.flatMap((table) => table.slice(0, end - first)));
     const blocks = [...blockIds].filter((block) => block !== nullBlock);
-    this.#store(request.hashes.packed, first, blockIds, blocks.length, this.#kv.hold(blocks), request);
+    this.#store(request.hashes.packed, first, blockIds, blocks, this.#kv.hold(blocks), request);
   }
 
   /** What is due now, with `ahead`: called when a step has been put together, so that copies run beside it. */
   goDown(): void {
     if (!this.#ahead || !this.#writeDown || !this.#connector.attached) return;
     const { kv, aheadBlocks } = this.#ahead;
-    const share = Math.floor((kv.freeBlockCount + this.#heldBlocks) / 2);
-    const room = Math.min(this.#maxBlocks, share) - this.#heldBlocks;
+    const held = this.#held.count;
+    const share = Math.floor((kv.freeBlockCount + held) / 2);
+    const room = Math.min(this.#maxBlocks, share) - held;
     if (room <= 0) return;
     for (const { hashes, firstBlock, blockIds } of this.#writeDown.takeDue(kv.nextEvicted(aheadBlocks), room))
-      this.#store(hashes, firstBlock, Int32Array.from(blockIds), blockIds.length, kv.holdInPlace(blockIds));
+      this.#store(hashes, firstBlock, Int32Array.from(blockIds), blockIds, kv.holdInPlace(blockIds));
   }
 
   /** Hand to the connector what was offered since the last time. */
@@ -149,17 +152,17 @@ export class Exports {
     hashes: Buffer,
     first: number,
     blockIds: Int32Array,
-    count: number,
+    blocks: readonly number[],
     letGo: () => void,
     request?: EngineRequest,
   ): void {
-    this.#heldBlocks += count;
-    this.#exportedBlocks += count;
+    this.#held.hold(blocks);
+    this.#exportedBlocks += blocks.length;
     let released = false;
     const onReleased = (): void => {
       invariant(!released, 'exports: the connector released the same blocks twice');
       released = true;
-      this.#heldBlocks -= count;
+      this.#held.letGo(blocks);
       letGo();
       this.#onReleased();
     };
@@ -200,18 +203,18 @@ export class Exports {
     });
   }
 
+  /** How many leading columns of the tables hold at most `room` blocks that are not held yet. */
+  #columnsWithin(tables: readonly (readonly number[])[], room: number): number {
+    const columns = tables[0]!.length;
+    let blocks = 0;
+    for (let i = 0; i < columns; i++) {
+      for (const table of tables) if (table[i] !== nullBlock && !this.#held.has(table[i]!)) blocks++;
+      if (blocks > room) return i;
+    }
+    return columns;
+  }
+
   #fullBlocks(request: EngineRequest): number {
     return Math.floor(request.computedTokens / this.#kv.blockTokens);
   }
-}
-
-/** How many leading columns of the tables hold at most `room` blocks together. */
-function blocksWithin(tables: readonly (readonly number[])[], room: number): number {
-  const columns = tables[0]!.length;
-  let blocks = 0;
-  for (let i = 0; i < columns; i++) {
-    for (const table of tables) if (table[i] !== nullBlock) blocks++;
-    if (blocks > room) return i;
-  }
-  return columns;
 }

@@ -2,7 +2,7 @@
 import type { WorkerMembership } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import { type Announced, announcedEvents, announceWorker, type PublishedEvents } from '@kvtier/membership';
-import type { Logger } from '@kvtier/telemetry';
+import { type Logger, tellRenewed } from '@kvtier/telemetry';
 
 /** What is listened on, and is not where anybody could connect to. */
 const isWildcard = (address: string): boolean => /^(tcp:\/\/)?(\*|0\.0\.0\.0|\[::\]):/.test(address);
@@ -30,7 +30,8 @@ export function joinCluster(
     }
   }
   const record = { name, kind: 'kvtier', address, role, draining: false, node, events, revision } as const;
-  const announced = announceWorker(record, { redis, leaseMs, log });
+  const servers = { ...redis, onProblem: tellRenewed(log, 'membership: passwords, certificates') };
+  const announced = announceWorker(record, { redis: servers, leaseMs, log });
   listening.events?.onServerKey(() => announced.change({ events: eventsNow() }));
   return announced;
 }

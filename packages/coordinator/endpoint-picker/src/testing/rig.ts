@@ -49,6 +49,8 @@ export class PickerRig {
   readonly reader = new ScriptedReader();
   /** What it was asked of deadlines, and what it says. */
   readonly inTime: { -readonly [K in keyof Deadlines]: Deadlines[K] } = { admit: () => {}, came: () => {} };
+  /** Numbers of those of whose answers something came. */
+  readonly heard: number[] = [];
   /** Before `start`: prefill and decode apart. */
   handOff: PodHandOff | undefined;
   /** Before `start`. */
@@ -62,6 +64,7 @@ export class PickerRig {
       dispatch: this.dispatch,
       reader: this.reader,
       workers: () => this.workers,
+      heard: (number) => void this.heard.push(number),
       pods: this.handOff,
       inTime: this.inTime,
       ttftMs: this.ttftMs,

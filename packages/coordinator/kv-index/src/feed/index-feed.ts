@@ -75,6 +75,8 @@ export interface FeedState {
   readonly gaps: number;
   readonly restarts: number;
   readonly snapshots: number;
+  /** Connections to publishers that were made anew as the one before brought nothing of what was said. */
+  readonly reconnects: number;
 }
 
 const maxSources = 512;
@@ -197,7 +199,7 @@ export class IndexFeed {
 
   state(): FeedState {
     const streams = [...this.#workers.values(), ...this.#nodes.values()].map(({ stream }) => stream?.stats());
-    const sum = (which: 'gaps' | 'restarts' | 'snapshots'): number =>
+    const sum = (which: 'gaps' | 'restarts' | 'snapshots' | 'reconnects'): number =>
       streams.reduce((total, stats) => total + (stats?.[which] ?? 0), 0);
     const memberOf = (name: string, { why, stream }: WorkerEntry | NodeEntry): FeedMember => ({
       ...{ name, why: why && (why.remedy === undefined ? why.what : `${why.what}: ${why.remedy}`) },
@@ -211,7 +213,7 @@ export class IndexFeed {
       workers: [...this.#workers.values()].map((entry) => memberOf(entry.followed.record.name, entry)),
       nodes: [...this.#nodes].map(([name, entry]) => memberOf(name, entry)),
       lies: { ...this.#lies.byKind },
-      ...{ gaps: sum('gaps'), restarts: sum('restarts'), snapshots: sum('snapshots') },
+      ...{ gaps: sum('gaps'), restarts: sum('restarts'), snapshots: sum('snapshots'), reconnects: sum('reconnects') },
     };
   }
 

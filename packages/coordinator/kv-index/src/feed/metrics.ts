@@ -58,11 +58,15 @@ export function feedMetrics(states: () => readonly FeedState[], registry: Regist
     },
   });
   new Counter({
-    ...{ name: 'kvtier_kv_index_breaks_total', help: 'Gaps, restarts and snapshots of KV events', registers },
+    ...{
+      name: 'kvtier_kv_index_breaks_total',
+      help: 'Gaps, restarts, snapshots and reconnects of KV events',
+      registers,
+    },
     labelNames: ['kind'],
     collect() {
       this.reset();
-      for (const kind of ['gaps', 'restarts', 'snapshots'] as const)
+      for (const kind of ['gaps', 'restarts', 'snapshots', 'reconnects'] as const)
         this.inc(
           { kind },
           sum((state) => state[kind]),

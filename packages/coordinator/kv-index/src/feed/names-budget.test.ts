@@ -140,7 +140,7 @@ it('index and names of three pods that tell of more than there is room for are w
       await new Promise<void>(() => {});
     },
     resync: () => {},
-    stats: () => ({ gaps: 0, restarts: 0, snapshots: 0 }) as ReturnType<ReturnType<Subscribe>['stats']>,
+    stats: () => ({ gaps: 0, restarts: 0, snapshots: 0, reconnects: 0 }) as ReturnType<ReturnType<Subscribe>['stats']>,
     close: () => {},
   });
   const logger = { info: () => {}, warn: () => {} };

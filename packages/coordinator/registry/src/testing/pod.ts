@@ -35,6 +35,8 @@ export class Pod {
   token: string | undefined;
   /** It takes connections and answers nothing. */
   hangs = false;
+  /** It answers everything but scrapes. */
+  metricsHang = false;
   readonly seen: PodRequest[] = [];
   scrapes = 0;
   answer: (request: PodRequest) => void = () => {};
@@ -81,6 +83,7 @@ export class Pod {
       if (path === '/v1/models') return void response.end(this.models?.() ?? this.#models());
       if (path !== '/metrics') return void response.writeHead(404).end();
       this.scrapes++;
+      if (this.metricsHang) return;
       return void response.end(this.metrics?.() ?? this.extra + (this.kind === 'vllm' ? this.#vllm() : this.#sglang()));
     }
     let body = '';

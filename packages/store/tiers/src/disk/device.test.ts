@@ -3,7 +3,7 @@
  * that the segments are too small for. Faults are injected where the native queue hands completions over
  * (`native.ioFault`); all behind it is the real path. A full file system is in full-disk.slow.test.ts.
  */
-import { readdirSync, rmSync } from 'node:fs';
+import { existsSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
 import { type HashKey, headerBytes } from '@kvtier/identity';
@@ -151,6 +151,32 @@ function takeAll(): number[] {
     slots.push(slot);
   }
 }
+
+it('a folder that is removed before its node ends, or while it does, is no trouble; another node’s is left as it is', async () => {
+  const lines: string[] = [];
+  const told = (_: object, line: string): void => void lines.push(line);
+  const log = { info: () => {}, warn: told, error: told };
+  const dir = join(bench.dir, 'a');
+  const remove = (): void => rmSync(dir, { recursive: true });
+  const filled = async (onStep?: DiskTierOptions['onStep']): Promise<DiskTier> => {
+    const tier = await open({ log, ...(onStep && { onStep }) });
+    await bench.write(tier, space, names('before', 4), payloadBytes);
+    return tier;
+  };
+  const before = await filled();
+  remove();
+  await before.close();
+  const during = await filled((step) => step === 'disk.close.checkpoint' && remove());
+  await during.close();
+  expect(existsSync(dir)).toBe(false);
+  const first = await filled();
+  remove();
+  const other = await open();
+  await first.close();
+  expect([existsSync(join(dir, 'checkpoint.kvc')), lines]).toEqual([false, []]);
+  await other.close();
+  expect(existsSync(join(dir, 'checkpoint.kvc'))).toBe(true);
+});
 
 it('a folder that was removed, and is another node’s by now, is left alone until that one has gone', async () => {
   const reasons: string[] = [];

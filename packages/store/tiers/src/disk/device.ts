@@ -12,10 +12,11 @@ import { native } from '@kvtier/data-plane';
 import { invariant, KvError } from '@kvtier/errors';
 import { Watch } from '@kvtier/runtime';
 import type { ReadStatus } from '../kit/tier.ts';
-import { Appender } from './appender.ts';
+import type { Appender } from './appender.ts';
 import { writeCheckpoint } from './checkpoint.ts';
-import { placeOf, takeOver } from './device-contents.ts';
+import { placeOf } from './device-contents.ts';
 import { DeviceFiles } from './device-files.ts';
+import { beginLife, type Life } from './device-life.ts';
 import type { DiskIndex } from './disk-index.ts';
 import { DiskIo, type ObjectRow } from './disk-io.ts';
 import type { EntryNumber } from './entry-table.ts';
@@ -27,7 +28,6 @@ import {
   type DiskTierOptions,
   defaultCheckpointMs,
   defaultIo,
-  defaultMaxPendingBytes,
   defaultRetry,
   defaultTimeoutMs,
   planCapacity,
@@ -36,12 +36,10 @@ import { Patience } from './patience.ts';
 import { unfinishedSuffix } from './recovery.ts';
 import { reinsertHot } from './reinsertion.ts';
 import type { Segment } from './segment.ts';
-import { SegmentPool } from './segment-pool.ts';
+import type { SegmentPool } from './segment-pool.ts';
 
 /** Places that could not be read, remembered so that they are not listed again. */
 const maxBadPlaces = 4096;
-/** The slowest preparation of a file that is not called hanging. */
-const slowestPrepareBytesPerMs = 10_000;
 
 export interface DeviceOwner {
   readonly index: DiskIndex;
@@ -51,12 +49,6 @@ export interface DeviceOwner {
   /** The device is out of service; its blocks are to be dropped. */
   onOut(device: DiskDevice, reason: string): void;
   onBack(device: DiskDevice): void;
-}
-
-/** What lives from one recovery to the next failure. */
-interface Life {
-  readonly pool: SegmentPool;
-  readonly appender: Appender;
 }
 
 export class DiskDevice {
@@ -219,7 +211,7 @@ export class DiskDevice {
     await patience.wait(this.#checkpointing);
     await patience.wait(this.#pool?.settle());
     for (const segment of this.segments) await patience.wait(segment.idle());
-    if (this.#reason === '' && !patience.isOver) {
+    if (this.#reason === '' && !patience.isOver && this.#isKept()) {
       await patience.wait(this.#warned(this.#pool!.removeUnmarked()));
       for (const segment of this.segments) await patience.wait(this.#warned(this.#pool!.footOpen(segment)));
       await patience.wait(this.#warned(this.#checkpoint()));
@@ -231,8 +223,16 @@ export class DiskDevice {
     this.#lock.release();
   }
 
+  /** Else what it held is gone with its folder, and what lies there now is another node's. */
+  #isKept(): boolean {
+    if (this.#lock.isOurs()) return true;
+    this.#options.log.info({ dir: this.dir }, 'the folder was removed: nothing of it is left for another start');
+    return false;
+  }
+
   async #warned(work: Promise<void>): Promise<void> {
     await work.catch((error: unknown) => {
+      if (this.#closed && !this.#isKept()) return;
       const { dir } = this;
       this.#options.log.warn(
         { dir, reason: KvError.from(error).message },
@@ -309,52 +309,18 @@ export class DiskDevice {
   }
 
   /** A new life on what the folder holds. `isFirst`: space for one segment will do; else for the one that was not there. */
-  async #recover(isFirst: boolean): Promise<Life> {
-    const { log, onStep } = this.#options;
-    const { index } = this.#owner;
-    const { dir, files } = this;
-    const known = { erased: this.#erased, badPlaces: this.#badPlaces };
-    const { pool, open, bytes } = await takeOver({ dir, files, index, log, ...this.#plan, ...known }, () => {
-      this.#pool = this.#newPool();
-      return this.#pool;
-    });
-    await pool.ensureUsable(isFirst);
-    const appender = new Appender({
-      pool,
-      index,
-      io: this.io,
-      room: this.#writeRoom,
-      maxPendingBytes: this.#options.maxPendingBytes ?? defaultMaxPendingBytes,
-      nowMs: () => this.#watch.nowMs(),
-      open,
-      onFailure: (error) => this.fail(error),
-      step: (step) => onStep?.(step),
-    });
-    pool.prepareAhead(false);
-    const { backend, reason } = this.io.backend;
-    const fields = { dir: this.dir, segments: pool.segments.size, blocks: index.count, bytes, backend, reason };
-    log.info(fields, 'a device of the disk tier is open');
-    return { pool, appender };
-  }
-
-  #newPool(): SegmentPool {
-    return new SegmentPool({
-      dir: this.dir,
-      device: this.number,
-      limitBytes: this.#plan.limitBytes,
-      segmentBytes: this.#plan.segmentBytes,
-      mayGrow: this.#options.segmentBytes === undefined,
-      policy: this.#options.policy ?? 'lru',
-      io: this.io,
-      files: this.files,
-      prepareLimitMs: this.#timeoutMs + this.#plan.segmentBytes / slowestPrepareBytesPerMs,
-      room: this.#room,
-      writeRoom: this.#writeRoom,
-      index: this.#owner.index,
+  #recover(isFirst: boolean): Promise<Life> {
+    const { number, dir, io, files } = this;
+    return beginLife({
+      ...{ number, dir, io, files, index: this.#owner.index, options: this.#options, plan: this.#plan, isFirst },
+      ...{ room: this.#room, writeRoom: this.#writeRoom, timeoutMs: this.#timeoutMs, nowMs: () => this.#watch.nowMs() },
+      ...{ erased: this.#erased, badPlaces: this.#badPlaces },
+      onPool: (pool) => {
+        this.#pool = pool;
+      },
       onEvict: (segment) => this.#evict(segment),
       onRefilled: () => this.#life?.appender.resume(),
       onFailure: (error) => this.fail(error),
-      step: (step) => this.#options.onStep?.(step),
     });
   }
 

@@ -47,6 +47,13 @@ export class FolderLock {
     this.#held = { lock, ...now };
   }
 
+  /** The folder is there, and nobody else's by now. Asks the file system in this thread, too. */
+  isOurs(): boolean {
+    const held = this.#held;
+    const now = held && native.fileIdentity(join(this.#dir, 'lock'));
+    return now != null && now.inode === held!.inode && now.device === held!.device;
+  }
+
   release(): void {
     if (this.#held !== undefined) native.unlock(this.#held.lock);
     this.#held = undefined;

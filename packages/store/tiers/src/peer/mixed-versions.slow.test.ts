@@ -2,37 +2,27 @@
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
-import { join } from 'node:path';
 import { namespaceFromDigest } from '@kvtier/identity';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { Slices } from '../kit/slices.ts';
-import { hashNamed, namespaceNamed, TestBench } from '../kit/testing/objects.ts';
+import { hashNamed, namespaceNamed } from '../kit/testing/objects.ts';
 import { type Control, dial, greet } from './control.ts';
 import { OlderPeer } from './testing/older-peer.ts';
-import { fetchingTier, GivingNode, loopsOf, sharedSecret, until } from './testing/peer-pair.ts';
+import { type GivingNode, sharedSecret, until } from './testing/peer-pair.ts';
+import { PeerRig } from './testing/peer-rig.ts';
 
 const space = namespaceNamed('one');
 const chain = Array.from({ length: 4 }, (_, i) => hashNamed(i));
 const secret = (sharedSecret() as { secrets: readonly Buffer[] }).secrets[0]!;
-let bench: TestBench;
-let ends: (() => unknown)[];
+let rig: PeerRig;
 beforeEach(() => {
-  bench = new TestBench();
-  ends = [];
+  rig = new PeerRig();
 });
-afterEach(async () => {
-  for (const end of ends.reverse()) await end();
-  bench.dispose();
-});
+afterEach(() => rig.end());
 
 async function give(): Promise<GivingNode> {
-  const remote = new TestBench(8 << 20, join(bench.dir, 'remote'));
-  const node = await GivingNode.open(remote, { heartbeatMs: 50 });
-  ends.push(async () => {
-    await node.close();
-    remote.dispose();
-  });
-  await remote.write(remote.tier, space, chain, 8_000);
+  const node = await rig.give({ heartbeatMs: 50 });
+  await node.bench.write(node.bench.tier, space, chain, 8_000);
   return node;
 }
 
@@ -42,21 +32,11 @@ async function listen(): Promise<{ readonly port: number; readonly came: Promise
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
   const came = once(server, 'connection').then(([socket]) => {
-    ends.push(() => (socket as Socket).destroy());
+    rig.onEnd(() => (socket as Socket).destroy());
     return socket as Socket;
   });
-  ends.push(() => server.close());
+  rig.onEnd(() => server.close());
   return { port: (server.address() as AddressInfo).port, came };
-}
-
-function fetchFrom(port: number) {
-  const loops = loopsOf(bench, sharedSecret());
-  const tier = fetchingTier(bench, loops, [port]);
-  ends.push(async () => {
-    await tier.close();
-    await loops.close();
-  });
-  return tier;
 }
 
 /** Namespace, bytes of a hash, count, hashes. */
@@ -76,7 +56,7 @@ const change = (sequence: number, hashes: readonly string[]): Buffer => {
 it('an older node fetches from this one: one proof, no message that it does not know, and what it says is heard', async () => {
   const node = await give();
   const socket = connect({ host: '127.0.0.1', port: node.server.port });
-  ends.push(() => socket.destroy());
+  rig.onEnd(() => socket.destroy());
   const older = new OlderPeer(socket, secret);
   await older.prove();
   const changes = (): Buffer[] => older.told.filter(({ kind }) => kind === 5).map(({ body }) => body);
@@ -95,7 +75,7 @@ it('an older node fetches from this one: one proof, no message that it does not 
 it('this node fetches from an older one: it is never told of the end of a pin, and goes on being told the rest', async () => {
   const { port, came } = await listen();
   const data = await listen();
-  const tier = fetchFrom(port);
+  const { tier } = rig.fetchFrom([port]);
   const older = new OlderPeer(await came, secret);
   await older.welcome(data.port);
   older.send(5, change(1, chain));
@@ -114,7 +94,7 @@ const tell = ({ socket }: Control, kind: number): unknown => socket.write(Buffer
 it('a newer node says what this one does not know: it is skipped and counted, by who gives', async () => {
   const node = await give();
   const { control } = await dial('127.0.0.1', node.server.port, sharedSecret(), 9n, new Slices(), () => {});
-  ends.push(() => control.socket.destroy());
+  rig.onEnd(() => control.socket.destroy());
   control.listen(() => {});
   for (const kind of [0, 11, 255]) tell(control, kind);
   await until('they are counted', () => node.server.counts.unknown === 3);
@@ -127,7 +107,7 @@ it('a newer node says what this one does not know: it is skipped and counted, by
 it('the same by who fetches; and a newer one is told of the end of a pin', async () => {
   const { port, came } = await listen();
   const data = await listen();
-  const tier = fetchFrom(port);
+  const { tier } = rig.fetchFrom([port]);
   const heard: unknown[] = [];
   const { control } = await greet(await came, sharedSecret(), 7n, new Slices(), () => {});
   control.listen((message) => heard.push(message));
@@ -146,7 +126,7 @@ it('the same by who fetches; and a newer one is told of the end of a pin', async
 it('before it has proved itself nobody is heard, whatever it says', async () => {
   const node = await give();
   const socket = connect({ host: '127.0.0.1', port: node.server.port });
-  ends.push(() => socket.destroy());
+  rig.onEnd(() => socket.destroy());
   socket.on('error', () => {});
   socket.resume();
   socket.write(Buffer.of(5, 0, 0, 0, 200, 1, 2, 3, 4));

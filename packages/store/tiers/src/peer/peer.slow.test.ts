@@ -6,60 +6,36 @@ import { join } from 'node:path';
 import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { makeCertificates } from '../kit/testing/certificates.ts';
-import { hashNamed, namespaceNamed, TestBench } from '../kit/testing/objects.ts';
+import { hashNamed, namespaceNamed } from '../kit/testing/objects.ts';
 import type { PeerSecurity } from './control.ts';
 import { PeerFrameReader } from './frames.ts';
-import type { PeerLoops } from './peer-loops.ts';
 import type { PeerTier } from './peer-tier.ts';
-import { fetchingTier, GivingNode, loopsOf, sharedSecret, until } from './testing/peer-pair.ts';
+import { GivingNode, sharedSecret, until } from './testing/peer-pair.ts';
+import { PeerRig } from './testing/peer-rig.ts';
 
 const space = namespaceNamed('one');
 const chain = Array.from({ length: 8 }, (_, i) => hashNamed(i));
 const payloadBytes = 20_000;
 
 describe('peers', () => {
-  let bench: TestBench;
-  let ends: (() => Promise<void>)[];
+  let rig: PeerRig;
   beforeEach(() => {
-    bench = new TestBench();
-    ends = [];
+    rig = new PeerRig();
   });
-  afterEach(async () => {
-    for (const end of ends.reverse()) await end();
-    bench.dispose();
-  });
+  afterEach(() => rig.end());
 
-  const give = async (name: string, options: Parameters<typeof GivingNode.open>[1] = {}): Promise<GivingNode> => {
-    const remote = new TestBench(8 << 20, join(bench.dir, name));
-    const node = await GivingNode.open(remote, options, 2000);
-    ends.push(async () => {
-      await node.close();
-      remote.dispose();
-    });
-    return node;
-  };
-  const fetchFrom = (
-    ports: readonly number[],
-    options: Parameters<typeof fetchingTier>[3] = {},
-  ): { tier: PeerTier; loops: PeerLoops } => {
-    const loops = loopsOf(bench, options.security ?? sharedSecret());
-    const tier = fetchingTier(bench, loops, ports, options);
-    ends.push(async () => {
-      await tier.close();
-      await loops.close();
-    });
-    return { tier, loops };
-  };
+  const give = (name: string, options: Parameters<PeerRig['give']>[0] = {}): Promise<GivingNode> =>
+    rig.give(options, name, 2000);
   const all = (status: string): string[] => chain.map(() => status);
 
   it('deliver under TLS 1.3 with certificates of one authority', async () => {
-    const security = makeCertificates(bench.dir, '127.0.0.1');
+    const security = makeCertificates(rig.bench.dir, '127.0.0.1');
     const node = await give('remote', { security });
     await node.bench.write(node.bench.tier, space, chain, payloadBytes);
-    const { tier } = fetchFrom([node.server.port], { security });
+    const { tier } = rig.fetchFrom([node.server.port], { security });
     await until('the index is there', () => tier.lookup(space, chain) === 8);
     await until('streams are up', () => tier.stats().detail!.usable_peers === 1);
-    const statuses = await bench.read(tier, space, chain, payloadBytes);
+    const statuses = await rig.bench.read(tier, space, chain, payloadBytes);
     expect(statuses).toEqual(all('ready'));
     expect(node.server.refusedCount).toBe(0);
   });
@@ -68,10 +44,10 @@ describe('peers', () => {
     ['another secret', { encryption: 'none', secrets: [Buffer.from('another')] }],
     ['plain text where TLS is spoken', 'tls'],
   ] as const)('are refused with %s', async (_, other) => {
-    const security: PeerSecurity = other === 'tls' ? makeCertificates(bench.dir, '127.0.0.1') : sharedSecret();
+    const security: PeerSecurity = other === 'tls' ? makeCertificates(rig.bench.dir, '127.0.0.1') : sharedSecret();
     const node = await give('remote', { security });
     await node.bench.write(node.bench.tier, space, chain, payloadBytes);
-    const { tier } = fetchFrom([node.server.port], { security: other === 'tls' ? sharedSecret() : other });
+    const { tier } = rig.fetchFrom([node.server.port], { security: other === 'tls' ? sharedSecret() : other });
     await until('it was refused twice', () => node.server.counts.refused >= 2);
     expect(tier.lookup(space, chain)).toBe(0);
     expect(tier.stats()).toMatchObject({ inService: false });
@@ -80,16 +56,16 @@ describe('peers', () => {
   });
 
   it('are refused under TLS with a certificate of another authority', async () => {
-    const node = await give('remote', { security: makeCertificates(bench.dir, '127.0.0.1') });
-    const { tier } = fetchFrom([node.server.port], { security: makeCertificates(bench.dir, '127.0.0.1') });
+    const node = await give('remote', { security: makeCertificates(rig.bench.dir, '127.0.0.1') });
+    const { tier } = rig.fetchFrom([node.server.port], { security: makeCertificates(rig.bench.dir, '127.0.0.1') });
     await until('it was refused twice', () => tier.stats().outOfServiceReason.includes('certificate'));
     expect(node.server.counts.peers).toBe(0);
   });
 
   it('go on with renewed certificates, at both ends, as soon as they connect again', async () => {
     const made = ['old', 'new'].map((name) => {
-      mkdirSync(join(bench.dir, name));
-      return makeCertificates(join(bench.dir, name), '127.0.0.1') as Extract<PeerSecurity, { encryption: 'tls' }>;
+      mkdirSync(join(rig.bench.dir, name));
+      return makeCertificates(join(rig.bench.dir, name), '127.0.0.1') as Extract<PeerSecurity, { encryption: 'tls' }>;
     });
     const [old, fresh] = [made[0]!, made[1]!];
     let [given, fetched] = [old, old];
@@ -113,11 +89,11 @@ describe('peers', () => {
     );
     const node = await give('remote', { security });
     const connected = (tier: PeerTier): boolean => tier.stats().detail!.usable_peers === 1;
-    const { tier } = fetchFrom([node.server.port], { security: renewable(() => fetched) });
+    const { tier } = rig.fetchFrom([node.server.port], { security: renewable(() => fetched) });
     await until('both have the old ones', () => connected(tier));
     given = fresh;
     tell();
-    const { tier: late } = fetchFrom([node.server.port], { security: renewable(() => fetched) });
+    const { tier: late } = rig.fetchFrom([node.server.port], { security: renewable(() => fetched) });
     await until('the old one is of no use any more', () => late.stats().outOfServiceReason.includes('certificate'));
     expect(connected(tier)).toBe(true); // whose connection stands
     fetched = fresh;
@@ -127,7 +103,7 @@ describe('peers', () => {
   it('that send garbage, or nothing, are closed and counted; others are served meanwhile', async () => {
     const node = await give('remote');
     await node.bench.write(node.bench.tier, space, chain, payloadBytes);
-    const { tier } = fetchFrom([node.server.port]);
+    const { tier } = rig.fetchFrom([node.server.port]);
     const openings = [
       Buffer.from('KVTPDATA'),
       Buffer.from('GET / HTTP/1.1\r\n\r\n'),
@@ -151,11 +127,11 @@ describe('peers', () => {
     // The loop tells of an end after it has closed the socket.
     await until('all were counted', () => node.server.refusedCount >= 2 * openings.length);
     await until('the index is there', () => tier.lookup(space, chain) === 8 && tier.stats().detail!.usable_peers === 1);
-    expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(all('ready'));
+    expect(await rig.bench.read(tier, space, chain, payloadBytes)).toEqual(all('ready'));
   });
 
   it('have link-local addresses, with the interface that they are meant on', async () => {
-    const { loops } = fetchFrom([]);
+    const { loops } = rig.fetchFrom([]);
     const down = (host: string): Promise<string> =>
       new Promise((resolve) => {
         loops.connect(host, 9, Buffer.alloc(16), Buffer.alloc(32), { onUp: () => resolve('up'), onDown: resolve });
@@ -168,11 +144,11 @@ describe('peers', () => {
   it('whose block is corrupt: never delivered, and its owner removes it', async () => {
     const node = await give('remote');
     await node.bench.write(node.bench.tier, space, chain, payloadBytes);
-    const { tier } = fetchFrom([node.server.port]);
+    const { tier } = rig.fetchFrom([node.server.port]);
     await until('the index is there', () => tier.lookup(space, chain) === 8);
     node.bench.flip(node.bench.tier.get(space, chain[3]!)!.slot + 5000);
     await until('streams are up', () => tier.stats().detail!.usable_peers === 1);
-    const statuses = await bench.read(tier, space, chain, payloadBytes);
+    const statuses = await rig.bench.read(tier, space, chain, payloadBytes);
     expect(statuses.filter((status) => status === 'ready').length).toBe(7);
     expect(statuses[3]).toBe('corrupt');
     await until('the owner removed it', () => node.server.counts.corrupt === 1);
@@ -184,22 +160,22 @@ describe('peers', () => {
     const [first, second] = [await give('first'), await give('second')];
     await first.bench.write(first.bench.tier, space, chain, payloadBytes);
     await second.bench.write(second.bench.tier, space, chain.slice(0, 4), payloadBytes);
-    const { tier } = fetchFrom([first.server.port, second.server.port]);
+    const { tier } = rig.fetchFrom([first.server.port, second.server.port]);
     const port = first.server.port;
     await until('both are there', () => tier.stats().detail!.connected_peers === 2 && tier.lookup(space, chain) === 8);
     await first.server.close();
     await first.loops.close();
     await until('its blocks are gone', () => tier.lookup(space, chain) === 4);
     await until('the other one delivers', () => tier.stats().detail!.usable_peers === 1);
-    expect(await bench.read(tier, space, chain, payloadBytes)).toEqual([
+    expect(await rig.bench.read(tier, space, chain, payloadBytes)).toEqual([
       ...Array(4).fill('ready'),
       ...Array(4).fill('missing'),
     ]);
     const again = await GivingNode.open(first.bench, { port });
-    ends.push(() => again.close());
+    rig.onEnd(() => again.close());
     await until('it is listed again', () => tier.lookup(space, chain) === 8);
     await until('streams are up', () => tier.stats().detail!.usable_peers === 2);
-    const statuses = await bench.read(tier, space, chain, payloadBytes);
+    const statuses = await rig.bench.read(tier, space, chain, payloadBytes);
     expect(statuses).toEqual(all('ready'));
   });
 
@@ -213,11 +189,11 @@ describe('peers', () => {
     const first = await give('first');
     const { port } = first.server;
     await first.close();
-    const { tier } = fetchFrom([port], { log, joinMs: 800 });
+    const { tier } = rig.fetchFrom([port], { log, joinMs: 800 });
     await until('it has lasted', () => lines.some((line) => line.startsWith('warn')));
     for (let round = 0; round < 2; round++) {
       const again = await GivingNode.open(first.bench, { port });
-      ends.push(() => again.close());
+      rig.onEnd(() => again.close());
       await until('it is there', () => tier.stats().detail!.connected_peers === 1);
       await again.close();
       await until('it is gone', () => tier.stats().detail!.connected_peers === 0);

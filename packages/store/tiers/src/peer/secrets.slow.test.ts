@@ -1,27 +1,22 @@
 /** A shared secret is changed while nodes run, host by host: nobody is cut off, and who has only the old one is a stranger afterwards. */
 import { connect } from 'node:net';
-import { join } from 'node:path';
 import type { Log } from '@kvtier/runtime';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { hashNamed, namespaceNamed, TestBench } from '../kit/testing/objects.ts';
+import { hashNamed, namespaceNamed } from '../kit/testing/objects.ts';
 import type { PeerSecurity } from './control.ts';
 import type { PeerTier } from './peer-tier.ts';
 import { OlderPeer } from './testing/older-peer.ts';
-import { fetchingTier, GivingNode, loopsOf, until } from './testing/peer-pair.ts';
+import { type GivingNode, until } from './testing/peer-pair.ts';
+import { PeerRig } from './testing/peer-rig.ts';
 
 const space = namespaceNamed('one');
 const chain = Array.from({ length: 4 }, (_, i) => hashNamed(i));
 const [old, fresh] = ['o', 'n'].map((letter) => `${letter.repeat(40)}\n`) as [string, string];
-let bench: TestBench;
-let ends: (() => unknown)[];
+let rig: PeerRig;
 beforeEach(() => {
-  bench = new TestBench();
-  ends = [];
+  rig = new PeerRig();
 });
-afterEach(async () => {
-  for (const end of ends.reverse()) await end();
-  bench.dispose();
-});
+afterEach(() => rig.end());
 
 /** As `readPeerCredentials` has it: each line with and without its line break. */
 const secretsIn = (file: string): readonly Buffer[] =>
@@ -51,26 +46,13 @@ class Host {
 }
 
 async function give(host: Host): Promise<GivingNode> {
-  const remote = new TestBench(8 << 20, join(bench.dir, 'remote'));
-  const node = await GivingNode.open(remote, { security: host.security, log: host.log, heartbeatMs: 50 });
-  ends.push(async () => {
-    await node.close();
-    remote.dispose();
-  });
-  await remote.write(remote.tier, space, chain, 8_000);
+  const node = await rig.give({ security: host.security, log: host.log, heartbeatMs: 50 });
+  await node.bench.write(node.bench.tier, space, chain, 8_000);
   return node;
 }
 
-function fetchFrom(host: Host, { server }: GivingNode): PeerTier {
-  const { security, log } = host;
-  const loops = loopsOf(bench, security);
-  const tier = fetchingTier(bench, loops, [server.port], { security, log });
-  ends.push(async () => {
-    await tier.close();
-    await loops.close();
-  });
-  return tier;
-}
+const fetchFrom = ({ security, log }: Host, { server }: GivingNode): PeerTier =>
+  rig.fetchFrom([server.port], { security, log }).tier;
 
 const isThere = (tier: PeerTier): boolean => tier.lookup(space, chain) === 4 && tier.stats().detail!.usable_peers === 1;
 
@@ -92,9 +74,9 @@ it.each([
         hosts[name].file = file;
         const tier = fetchFrom(hosts.fetcher, node);
         await until(`a connection when the ${name} has its file`, () => isThere(tier));
-        expect(await bench.read(tier, space, chain, 8_000)).toEqual(chain.map(() => 'ready'));
+        expect(await rig.bench.read(tier, space, chain, 8_000)).toEqual(chain.map(() => 'ready'));
       }
-    expect(await bench.read(standing, space, chain, 8_000)).toEqual(chain.map(() => 'ready'));
+    expect(await rig.bench.read(standing, space, chain, 8_000)).toEqual(chain.map(() => 'ready'));
     expect([hosts.giver.warnings, hosts.fetcher.warnings, node.server.refusedCount]).toEqual([[], [], 0]);
 
     const late = fetchFrom(new Host(old), node);
@@ -108,7 +90,7 @@ it('an older node, which knows of one secret, is shown the first', async () => {
   const node = await give(host);
   const comes = async (secret: string): Promise<OlderPeer> => {
     const socket = connect({ host: '127.0.0.1', port: node.server.port });
-    ends.push(() => socket.destroy());
+    rig.onEnd(() => socket.destroy());
     const older = new OlderPeer(socket, Buffer.from(secret));
     await older.prove();
     return older;

@@ -9,23 +9,19 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { makeCertificates } from '../kit/testing/certificates.ts';
-import { hashNamed, namespaceNamed, TestBench } from '../kit/testing/objects.ts';
-import { fetchingTier, GivingNode, loopsOf, sharedSecret, until } from './testing/peer-pair.ts';
+import { hashNamed, namespaceNamed } from '../kit/testing/objects.ts';
+import { sharedSecret, until } from './testing/peer-pair.ts';
+import { PeerRig } from './testing/peer-rig.ts';
 
 const space = namespaceNamed('one');
 const chain = Array.from({ length: 8 }, (_, i) => hashNamed(i));
 const program = fileURLToPath(new URL('../kit/testing/peer-files.ts', import.meta.url));
 
-let bench: TestBench;
-let ends: (() => unknown)[];
+let rig: PeerRig;
 beforeEach(() => {
-  bench = new TestBench();
-  ends = [];
+  rig = new PeerRig();
 });
-afterEach(async () => {
-  for (const end of ends.reverse()) await end();
-  bench.dispose();
-});
+afterEach(() => rig.end());
 
 /** Connections that say nothing, made again as soon as they are closed. Returns how many were closed so far. */
 function crowd(port: number, count: number): () => number {
@@ -44,7 +40,7 @@ function crowd(port: number, count: number): () => number {
     socket.resume();
   };
   for (let i = 0; i < count; i++) add();
-  ends.push(() => {
+  rig.onEnd(() => {
     isOver = true;
     for (const socket of sockets) socket.destroy();
   });
@@ -54,30 +50,19 @@ function crowd(port: number, count: number): () => number {
 it.each(['none', 'tls'] as const)(
   '300 that say nothing, again and again, at both ports (%s): a peer comes and reads',
   async (kind) => {
-    const security = kind === 'tls' ? makeCertificates(bench.dir, '127.0.0.1') : sharedSecret();
-    const remote = new TestBench(8 << 20, join(bench.dir, 'remote'));
-    const node = await GivingNode.open(remote, { security });
-    ends.push(async () => {
-      await node.close();
-      remote.dispose();
-    });
-    await remote.write(remote.tier, space, chain, 20_000);
+    const security = kind === 'tls' ? makeCertificates(rig.bench.dir, '127.0.0.1') : sharedSecret();
+    const node = await rig.give({ security });
+    await node.bench.write(node.bench.tier, space, chain, 20_000);
     const closed = [node.server.port, node.server.dataPort].map((port) => crowd(port, 300));
     await until('they are turned away', () => closed.every((count) => count() > 300));
-    const loops = loopsOf(bench, security);
-    const tier = fetchingTier(bench, loops, [node.server.port], { security });
-    ends.push(async () => {
-      await tier.close();
-      await loops.close();
-    });
+    const { tier } = rig.fetchFrom([node.server.port], { security });
     await until('the peer is there', () => tier.lookup(space, chain) === 8 && tier.stats().detail!.usable_peers === 1);
-    expect(await bench.read(tier, space, chain, 20_000)).toEqual(chain.map(() => 'ready'));
+    expect(await rig.bench.read(tier, space, chain, 20_000)).toEqual(chain.map(() => 'ready'));
   },
 );
 
 it('one that sends a byte now and then is closed in time, at both ports', async () => {
-  const node = await GivingNode.open(bench);
-  ends.push(() => node.close());
+  const node = await rig.give();
   const hello = Buffer.from('KVTPDATA\x01\0\0\0');
   for (const port of [node.server.port, node.server.dataPort]) {
     const socket = connect({ host: '127.0.0.1', port });
@@ -93,12 +78,8 @@ it('one that sends a byte now and then is closed in time, at both ports', async 
 });
 
 it('more peers than it serves: those beyond are turned away, those that are there stay', async () => {
-  const node = await GivingNode.open(bench, { maxPeers: 2 });
-  ends.push(() => node.close());
-  const loops = loopsOf(bench, sharedSecret());
-  ends.push(() => loops.close());
-  const tier = fetchingTier(bench, loops, [node.server.port, node.server.port, node.server.port]);
-  ends.push(() => tier.close());
+  const node = await rig.give({ maxPeers: 2 });
+  const { tier } = rig.fetchFrom([node.server.port, node.server.port, node.server.port]);
   await until('two are there, one was refused', () => node.server.refusedCount > 1 && node.server.counts.peers === 2);
   expect(tier.stats().detail!.connected_peers).toBeGreaterThanOrEqual(2);
 });
@@ -111,10 +92,9 @@ it('a listening socket that fails is told in the log, and is no end of the proce
     return made.at(-1)!;
   }) as typeof createServer;
   syncBuiltinESMExports();
-  const node = await GivingNode.open(bench);
+  const node = await rig.give();
   net.createServer = createServer;
   syncBuiltinESMExports();
-  ends.push(() => node.close());
   made[0]!.emit('error', new Error('accept ENFILE'));
   made[0]!.emit('error', new Error('accept ENOMEM'));
   expect(node.server.refusedCount).toBe(2);
@@ -122,10 +102,10 @@ it('a listening socket that fails is told in the log, and is no end of the proce
 
 it('without a descriptor left, connections wait and the processor rests; with some again, they are served', async () => {
   const command = `ulimit -n 96; exec "$0" --import tsx "$1" "$2"`;
-  const child: ChildProcess = spawn('sh', ['-c', command, process.execPath, program, join(bench.dir, 'node')], {
+  const child: ChildProcess = spawn('sh', ['-c', command, process.execPath, program, join(rig.bench.dir, 'node')], {
     stdio: ['pipe', 'pipe', 'inherit'],
   });
-  ends.push(async () => {
+  rig.onEnd(async () => {
     child.kill('SIGKILL');
     if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
   });
@@ -144,7 +124,7 @@ it('without a descriptor left, connections wait and the processor rests; with so
   };
   const idleMs = await used();
   const sockets = Array.from({ length: 4 }, () => connect({ host: '127.0.0.1', port: dataPort! }));
-  ends.push(() => {
+  rig.onEnd(() => {
     for (const socket of sockets) socket.destroy();
   });
   const closes = sockets.map((socket) => {

@@ -167,6 +167,11 @@ export class NativePool {
     this.#connect();
   }
 
+  /** What its connections begin with. */
+  get login(): RedisLogin {
+    return this.#options.login;
+  }
+
   /** Nothing waits or moves. */
   get idle(): boolean {
     return this.#jobs.size === 0;

@@ -2,16 +2,15 @@
 import { setTimeout as passed } from 'node:timers/promises';
 import { KvError } from '@kvtier/errors';
 import fc from 'fast-check';
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { RedisServer, until } from '../../../../../infra/redis/servers.ts';
-import { hashNamed, namespaceNamed, TestBench } from '../kit/testing/objects.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
+import { type RedisServer, until } from '../../../../../infra/redis/servers.ts';
+import { hashNamed, namespaceNamed, type TestBench } from '../kit/testing/objects.ts';
 import { Directory } from './directory.ts';
 import { RedisCommands } from './redis-commands.ts';
 import { RedisIndex } from './redis-index.ts';
-import type { RedisTier } from './redis-tier.ts';
 import { chargeOf } from './script-pieces.ts';
 import { defaultSettings } from './settings.ts';
-import { openTier } from './testing/redis.ts';
+import { sharedServer } from './testing/shared-server.ts';
 
 const payloadBytes = 20_000;
 const charge = chargeOf(payloadBytes + 256, 4096);
@@ -21,31 +20,13 @@ const chain = Array.from({ length: 8 }, (_, i) => hashNamed(i));
 const base = 'kvtier:{p0}:';
 const keys = ['ledger', 'blocks', 'recency', 'leases', 'expiry', 'events'].map((name) => base + name);
 
+const shared = sharedServer();
+const { open } = shared;
 let server: RedisServer;
 let bench: TestBench;
-let tiers: RedisTier[];
-beforeAll(async () => {
-  server = await RedisServer.start();
+beforeEach(() => {
+  ({ server, bench } = shared);
 });
-afterAll(() => server.stop());
-beforeEach(async () => {
-  await server.cli('flushall');
-  bench = new TestBench();
-  tiers = [];
-});
-afterEach(async () => {
-  for (const tier of tiers) tier.checkIntegrity();
-  await Promise.all(tiers.map((tier) => tier.close()));
-  bench.dispose();
-});
-const open = async (
-  settings: Partial<Parameters<typeof openTier>[1]> = {},
-  options: Parameters<typeof openTier>[2] = {},
-): Promise<RedisTier> => {
-  const tier = await openTier(bench, { servers: [server.url], ...settings }, options);
-  tiers.push(tier);
-  return tier;
-};
 const lua = (program: string): Promise<string> => server.cli('eval', program, '0');
 
 describe('nonsense', () => {
@@ -80,10 +61,10 @@ describe('nonsense', () => {
       await server.cli('flushall'); // it lists blocks now that are no more
       throw new KvError('IO', 'redis: the server sent an event that is none', { retry: true });
     };
-    tiers = [await open({}, { openWithoutServer: true })];
-    expect(tiers[0]!.stats()).toMatchObject({ inService: false, blocks: 0 });
-    await until(() => tiers[0]!.stats().inService, 'the next attempt');
-    expect([tiers[0]!.stats().blocks, tiers[0]!.lookup(space, chain)]).toEqual([0, 0]);
+    shared.tiers = [await open({}, { openWithoutServer: true })];
+    expect(shared.tiers[0]!.stats()).toMatchObject({ inService: false, blocks: 0 });
+    await until(() => shared.tiers[0]!.stats().inService, 'the next attempt');
+    expect([shared.tiers[0]!.stats().blocks, shared.tiers[0]!.lookup(space, chain)]).toEqual([0, 0]);
   });
 
   it.each(['2000256 0 x', '20256 1 x', '20256 NaN x', 'NaN 4096 x', '', '20256 4096 a b', '999999999999999 1 x'])(

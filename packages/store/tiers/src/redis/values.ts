@@ -56,6 +56,8 @@ export class Values {
   readonly #verifier: Verifier;
   readonly #pools = new Map<string, PiecePool>();
   readonly #natives = new Map<string, NativePool>();
+  /** Of a login that has been renewed: they end what they have. */
+  readonly #former = new Set<NativePool>();
   #mover: ValueMover | undefined;
   readonly #onError: (line: string) => void;
   /** When each address was last sent to, on performance.now(). */
@@ -146,15 +148,24 @@ export class Values {
 
   /** Every connection is destroyed, and all that moved has ended, when this returns. */
   disconnect(reason: string): void {
-    const pools = [...this.#pools.values(), ...this.#natives.values()];
+    const pools = [...this.#pools.values(), ...this.#natives.values(), ...this.#former];
     this.#pools.clear();
     this.#natives.clear();
+    this.#former.clear();
     this.#usedMs.clear();
     for (const pool of pools) pool.close(reason);
   }
 
-  /** Connections to addresses where no partition is any more go, when nothing was sent there for a while: a Cluster's come and go. */
+  /**
+   * Connections to addresses where no partition is any more go, when nothing was sent there for a while: a Cluster's come and go. And those
+   * with a former login, when nothing moves there.
+   */
   leaveFormer(partitions: readonly Partition[], nowMs = performance.now()): void {
+    for (const pool of this.#former) {
+      if (!pool.idle) continue;
+      this.#former.delete(pool);
+      pool.close('its login was renewed');
+    }
     if (this.#usedMs.size <= 1) return;
     const current = new Set(partitions.map((each) => this.#commands.address(each)?.name));
     for (const [name, usedMs] of this.#usedMs) {
@@ -280,11 +291,12 @@ export class Values {
   #poolTo(address: Address, partition: Partition): NativePool {
     this.#usedMs.set(address.name, performance.now());
     let natives = this.#natives.get(address.name);
-    if (natives === undefined) {
+    const { login } = this.#commands;
+    if (natives === undefined || natives.login !== login) {
+      if (natives !== undefined) this.#former.add(natives);
       this.#mover ??= new ValueMover(this.#arena);
       const { connections, depth } = this.#options.settings;
       const onFailure = (reason: string): void => this.#note(reason);
-      const { login } = this.#commands;
       const foreign = async (): Promise<number> =>
         foreignCalls(String(await this.#commands.command(partition, 'INFO', ['commandstats'])));
       const options = { address, login, connections, depth, onFailure, foreignCalls: foreign };

@@ -1,13 +1,13 @@
 /** What an S3 tier is made with, and how its budget is divided into packs. */
-import { readFileSync } from 'node:fs';
 import type { ArenaHandle } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
 import type { Log } from '@kvtier/runtime';
 import type { ArenaMemory } from '../arena/arena-memory.ts';
 import type { ArenaSlots } from '../disk/options.ts';
+import { type S3SecretSettings, S3Secrets } from './secrets.ts';
 
 /** As configured (packages/base/config/src/s3.ts); what is absent has a default. */
-export interface S3Settings {
+export interface S3Settings extends S3SecretSettings {
   readonly bucket: string;
   /** Budget of all nodes that share the bucket and the prefix. */
   readonly bytes: number;
@@ -18,13 +18,6 @@ export interface S3Settings {
   readonly prefix?: string | undefined;
   /** The bucket in the path; default: yes for an endpoint of one's own, no for Amazon's. */
   readonly pathStyle?: boolean | undefined;
-  /** Absent: the SDK's chain (environment, shared files, container, instance). */
-  readonly accessKeyId?: string | undefined;
-  readonly secretAccessKey?: string | undefined;
-  readonly secretAccessKeyFile?: string | undefined;
-  readonly sessionToken?: string | undefined;
-  /** PEM of the authorities to trust instead of the system's. */
-  readonly caFile?: string | undefined;
   /** The largest pack; at least the largest object and its table. */
   readonly packBytes?: number | undefined;
   /** Packs older than this go. */
@@ -70,7 +63,7 @@ export const maxPendingBytes = 512 << 20;
 
 export type S3Plan = ReturnType<typeof planS3>;
 
-/** Defaults filled in. KvError CONFIG when it cannot work. */
+/** Defaults filled in. KvError CONFIG when it cannot work. Whoever uses it closes its `secrets`. */
 export function planS3(settings: S3Settings) {
   const { bytes: capacityBytes, bucket } = settings;
   const packBytes = settings.packBytes ?? defaultPackBytes;
@@ -91,8 +84,7 @@ export function planS3(settings: S3Settings) {
     ...{ url, region, bucket, prefix: prefix === '' || prefix.endsWith('/') ? prefix : `${prefix}/` },
     ...{ capacityBytes, packBytes, packCount },
     pathStyle: settings.pathStyle ?? settings.endpoint !== undefined,
-    credentials: credentialsOf(settings),
-    ca: settings.caFile === undefined ? undefined : fileOf(settings.caFile, 'caFile'),
+    secrets: new S3Secrets(settings),
     ttlMs: (settings.ttlSeconds ?? Number.POSITIVE_INFINITY) * 1000,
     maxConnections: settings.connections ?? s3Defaults.connections,
     timeLimitMs: settings.timeLimitMs ?? s3Defaults.timeLimitMs,
@@ -100,29 +92,6 @@ export function planS3(settings: S3Settings) {
     flushMs: settings.flushMs ?? s3Defaults.flushMs,
     refreshMs: settings.refreshMs ?? s3Defaults.refreshMs,
   };
-}
-
-/** undefined: the SDK's chain. */
-function credentialsOf({ accessKeyId, sessionToken, ...settings }: S3Settings) {
-  const { secretAccessKeyFile } = settings;
-  const secretAccessKey =
-    secretAccessKeyFile === undefined
-      ? settings.secretAccessKey
-      : fileOf(secretAccessKeyFile, 'secretAccessKeyFile').trim();
-  if (accessKeyId === undefined && secretAccessKey === undefined) return undefined;
-  if (accessKeyId === undefined || secretAccessKey === undefined) {
-    throw new KvError('CONFIG', 's3: accessKeyId and secretAccessKey belong together; give both or neither');
-  }
-  return { accessKeyId, secretAccessKey, ...(sessionToken === undefined ? {} : { sessionToken }) };
-}
-
-function fileOf(path: string, option: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    const { code } = error as NodeJS.ErrnoException;
-    throw new KvError('CONFIG', `s3: ${option} ${path} cannot be read (${code}); correct the path or its permissions`);
-  }
 }
 
 function endpointOf(text: string): URL {

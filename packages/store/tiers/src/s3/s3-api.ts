@@ -5,12 +5,14 @@
  * Invariants: every call ends by its deadline; what can pass by itself (5xx, 429, a connection that ended) is tried again after a
  * random wait below a growing bound ("full jitter"); `onTry` hears of every try, for the breaker.
  */
+import { Agent } from 'node:https';
 import type { S3Client, S3ClientConfig } from '@aws-sdk/client-s3';
 import { KvError, Outside } from '@kvtier/errors';
 import { bareEtag, dateIn, type ListedObject, listedIn } from './answers.ts';
 import type { HttpReply, HttpRequest } from './http-connection.ts';
 import { HttpPool } from './http-pool.ts';
 import type { S3Plan } from './options.ts';
+import type { S3Credentials } from './secrets.ts';
 
 const firstBackoffMs = 50;
 const maxBackoffMs = 2_000;
@@ -72,18 +74,20 @@ export class S3Api {
     this.#plan = plan;
     this.#options = options;
     this.#sdk = sdk;
-    const { url, bucket, pathStyle } = plan;
+    const { url, bucket, pathStyle, secrets } = plan;
+    const agent = secrets.ca === undefined ? undefined : new Agent({ keepAlive: true, maxSockets: 50, ca: secrets.ca });
+    secrets.onCa = (ca) => Object.assign(agent?.options ?? {}, { ca });
     const settings: S3ClientConfig = {
       endpoint: url.origin,
       region: plan.region,
       forcePathStyle: pathStyle,
       maxAttempts: 1,
-      ...(plan.credentials === undefined ? {} : { credentials: plan.credentials }),
+      ...(secrets.credentials === undefined ? {} : { credentials: async () => asked(secrets.credentials!) }),
       requestHandler: {
         connectionTimeout: plan.idleLimitMs,
         requestTimeout: plan.idleLimitMs,
         throwOnRequestTimeout: true,
-        ...(plan.ca === undefined ? {} : { httpsAgent: { ca: plan.ca } }),
+        ...(agent === undefined ? {} : { httpsAgent: agent }),
       },
     };
     this.#client = new Outside('credentials, or the server', new sdk.S3Client(settings));
@@ -108,7 +112,13 @@ export class S3Api {
     const port = url.port === '' ? (tls ? 443 : 80) : Number(url.port);
     this.#host = url.port === '' ? host : `${host}:${url.port}`;
     this.#basePath = pathStyle ? `/${bucket}/` : '/';
-    this.#pool = new HttpPool({ tls, host: host.replaceAll(/[[\]]/g, ''), port, ca: plan.ca }, plan.maxConnections);
+    const origin = {
+      ...{ tls, host: host.replaceAll(/[[\]]/g, ''), port },
+      get ca() {
+        return secrets.ca;
+      },
+    };
+    this.#pool = new HttpPool(origin, plan.maxConnections);
   }
 
   /**
@@ -209,6 +219,7 @@ export class S3Api {
   }
 
   close(): void {
+    this.#plan.secrets.close();
     this.#pool.close();
     this.#client.now((client) => client.destroy());
   }
@@ -284,6 +295,9 @@ export class S3Api {
     }
   }
 }
+
+/** The SDK keeps what does not end, and asks again for what ends soon: so each request has the credentials of now. */
+const asked = (credentials: S3Credentials) => ({ ...credentials, expiration: new Date() });
 
 class StatusError extends Error {
   readonly status: number;

@@ -1,0 +1,140 @@
+/** What proves that a pod lives: an answer to a scrape, or a part of any other answer. */
+import { createLogger } from '@kvtier/telemetry';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { Fleet } from './fleet.ts';
+import { livingTimeout } from './living-timeout.ts';
+import { Pod } from './testing/pod.ts';
+import { SpokenDiscovery } from './testing/rig.ts';
+import type { Worker } from './worker.ts';
+
+const patience = { timeout: 20_000, interval: 5 };
+const never = new AbortController().signal;
+const silentMs = 250;
+
+let fleet: Fleet;
+let pod: Pod;
+const ends: (() => unknown)[] = [];
+beforeEach(async () => {
+  pod = new Pod();
+  await pod.start();
+  ends.push(() => pod.stop());
+});
+afterEach(async () => {
+  for (const end of ends.splice(0).reverse()) await end();
+});
+
+async function join(podBlindMs: number): Promise<void> {
+  const logger = createLogger('pod-life-test', 'silent');
+  fleet = new Fleet({ logger, times: { scrapeMs: 20, podSilentMs: silentMs, podBlindMs } });
+  ends.push(() => fleet.close());
+  const discovery = new SpokenDiscovery();
+  await fleet.start(discovery);
+  discovery.say({ name: 'a', kind: 'openai', address: pod.address });
+  await until('ready');
+}
+const worker = (): Worker => fleet.workers()[0]!;
+const until = (state: string): Promise<void> => vi.waitFor(() => expect(worker().state).toBe(state), patience);
+
+/** An answer in parts, one every 20 ms until `stop`; how many have come, and whether it has ended. */
+async function streaming() {
+  let timer: NodeJS.Timeout;
+  pod.answer = ({ response }) => {
+    timer = setInterval(() => response.write('token'), 20);
+  };
+  const { body } = await fleet.forward(0, '/v1/completions', {}, '{}', never);
+  const came = { parts: 0, ended: false };
+  const read = (async () => {
+    for await (const _ of body) came.parts++;
+  })().catch(() => undefined);
+  void read.then(() => {
+    came.ended = true;
+  });
+  const stop = (): void => clearInterval(timer);
+  ends.push(stop);
+  const more = async (parts: number): Promise<void> => {
+    const enough = came.parts + parts;
+    await vi.waitFor(() => expect(came.parts).toBeGreaterThanOrEqual(enough), patience);
+  };
+  return { came, more, stop };
+}
+
+it('late metrics of one whose answers come change nothing; when these stop, too, it is silent as soon as ever', async () => {
+  await join(60_000);
+  const { came, more, stop } = await streaming();
+  pod.metricsHang = true;
+  const { scrapes } = pod;
+  await more((4 * silentMs) / 20);
+  expect([worker().state, fleet.counts.lost, came.ended]).toEqual(['ready', 0, false]);
+  expect(pod.scrapes - scrapes).toBeLessThanOrEqual(1); // the one that is late is waited for
+  pod.metricsHang = false;
+  pod.hangs = true;
+  stop();
+  const sinceMs = performance.now();
+  await until('silent');
+  // From the last sign of life on; and what a busy machine takes.
+  expect(performance.now() - sinceMs).toBeLessThan(silentMs + 1_500);
+  expect(worker().why).toMatch(/\/metrics: no answer within \d+ ms/);
+  pod.hangs = false;
+  await until('ready');
+}, 60_000);
+
+it('answers that come another way, as through a gateway, count too', async () => {
+  await join(60_000);
+  pod.metricsHang = true;
+  const telling = setInterval(() => fleet.heard(0), 20);
+  ends.push(() => clearInterval(telling));
+  await new Promise((resolve) => setTimeout(resolve, 4 * silentMs));
+  expect([worker().state, fleet.counts.lost]).toEqual(['ready', 0]);
+  clearInterval(telling);
+  await until('silent');
+}, 60_000);
+
+it('metrics that stay away: nothing new goes there, what it has goes on, and it is back with them', async () => {
+  await join(600);
+  const { came, more } = await streaming();
+  pod.metricsHang = true;
+  await until('silent');
+  await more(20);
+  expect([worker().state, came.ended]).toEqual(['silent', false]);
+  pod.metricsHang = false;
+  await until('ready');
+  await more(5);
+  expect(fleet.counts).toMatchObject({ lost: 1, ready: 2 });
+}, 60_000);
+
+it('parts that had waited for a slow reader prove nothing', async () => {
+  await join(60_000);
+  const bytes = 8 << 20;
+  pod.answer = ({ response }) => void response.write(Buffer.alloc(bytes));
+  const { body } = await fleet.forward(0, '/v1/completions', {}, '{}', never);
+  const parts = body[Symbol.asyncIterator]();
+  let read = 0;
+  const reading = setInterval(() => void parts.next().then(({ value }) => (read += value?.length ?? 0)), 50);
+  ends.push(() => {
+    clearInterval(reading);
+    return parts.return?.();
+  });
+  await vi.waitFor(() => expect(read).toBeGreaterThan(0), patience);
+  pod.hangs = true;
+  await until('silent');
+  expect(read).toBeLessThan(bytes);
+}, 60_000);
+
+it('a limit that is counted anew from each sign of life, and its own bound', async () => {
+  const patient = (mostMs: number, heardAtMs: () => number) => livingTimeout({ silentMs: 40, mostMs, heardAtMs });
+  const beganMs = performance.now();
+  const ended = async ({ signal }: AbortSignalOf): Promise<number> => {
+    await vi.waitFor(() => expect(signal.aborted).toBe(true), patience);
+    return performance.now() - beganMs;
+  };
+  const [never, living] = [patient(200, () => Number.NEGATIVE_INFINITY), patient(200, () => performance.now())];
+  expect(await ended(never)).toBeLessThan(200);
+  expect(living.signal.aborted).toBe(false);
+  expect(await ended(living)).toBeGreaterThanOrEqual(200);
+  expect(living.signal.reason).toMatchObject({ name: 'TimeoutError' });
+  const over = patient(50, () => performance.now());
+  over.end();
+  await new Promise((resolve) => setTimeout(resolve, 150));
+  expect(over.signal.aborted).toBe(false);
+});
+type AbortSignalOf = ReturnType<typeof livingTimeout>;

@@ -1,0 +1,104 @@
+/**
+ * What a bucket's server is shown, and by which authorities it is known, as the files hold it now: they are looked at again while the tier
+ * lives. What is new serves the next request or connection; what is of no use is told, and changes nothing.
+ */
+import { createSecureContext } from 'node:tls';
+import { RenewedFiles, type RenewedFilesOptions } from '@kvtier/config/files';
+import { KvError } from '@kvtier/errors';
+
+/** Of `S3Settings`. */
+export interface S3SecretSettings {
+  /** Absent: the SDK's chain (environment, shared files, container, instance). */
+  readonly accessKeyId?: string | undefined;
+  readonly secretAccessKey?: string | undefined;
+  readonly secretAccessKeyFile?: string | undefined;
+  readonly sessionToken?: string | undefined;
+  /** PEM of the authorities to trust instead of the system's. */
+  readonly caFile?: string | undefined;
+  /** How often the files are looked at for new ones. */
+  readonly reloadMs?: number | undefined;
+  /** Why the files that lie there are not in use (one line); undefined: they are. */
+  readonly onProblem?: ((why: string | undefined) => void) | undefined;
+}
+
+export interface S3Credentials {
+  readonly accessKeyId: string;
+  readonly secretAccessKey: string;
+  readonly sessionToken?: string;
+}
+
+const maxSecretBytes = 4_096;
+
+export class S3Secrets {
+  readonly #settings: S3SecretSettings;
+  readonly #secret: RenewedFiles<string> | undefined;
+  readonly #ca: RenewedFiles<string> | undefined;
+  /** Told when the authorities are others. */
+  onCa: (ca: string) => void = () => {};
+
+  /** KvError CONFIG: a file that cannot be used, half of a pair. */
+  constructor(settings: S3SecretSettings) {
+    const { accessKeyId, secretAccessKey, secretAccessKeyFile, caFile, reloadMs = 10_000 } = settings;
+    this.#settings = settings;
+    if ((accessKeyId === undefined) !== ((secretAccessKeyFile ?? secretAccessKey) === undefined))
+      throw new KvError('CONFIG', 's3: accessKeyId and secretAccessKey belong together; give both or neither');
+    const common = { reloadMs, onProblem: settings.onProblem ?? (() => {}) };
+    if (secretAccessKeyFile !== undefined)
+      this.#secret = renewed({
+        files: [{ path: secretAccessKeyFile, isSecret: false }],
+        make: ([bytes]) => secretIn(bytes!),
+        file: 'a readable secretAccessKeyFile',
+        content: 'a file with the secret key in one line',
+        ...common,
+      });
+    if (caFile !== undefined) {
+      this.#ca = renewed({
+        files: [{ path: caFile, isSecret: false }],
+        make: ([bytes]) => authoritiesIn(bytes!),
+        file: 'a readable caFile',
+        content: 'authorities (PEM)',
+        ...common,
+      });
+      this.#ca.onRenewed = (ca) => this.onCa(ca);
+    }
+  }
+
+  /** undefined: the SDK's chain has them. */
+  get credentials(): S3Credentials | undefined {
+    const { accessKeyId, sessionToken } = this.#settings;
+    const secretAccessKey = this.#secret?.made ?? this.#settings.secretAccessKey;
+    if (accessKeyId === undefined || secretAccessKey === undefined) return undefined;
+    return { accessKeyId, secretAccessKey, ...(sessionToken === undefined ? {} : { sessionToken }) };
+  }
+
+  /** PEM; undefined: the system's. */
+  get ca(): string | undefined {
+    return this.#ca?.made;
+  }
+
+  close(): void {
+    this.#secret?.close();
+    this.#ca?.close();
+  }
+}
+
+/** @throws KvError CONFIG: a file that cannot be used */
+function renewed<T>(options: RenewedFilesOptions<T>): RenewedFiles<T> {
+  try {
+    return new RenewedFiles(options);
+  } catch (error) {
+    throw new KvError('CONFIG', `s3: ${(error as Error).message}`);
+  }
+}
+
+function secretIn(file: Buffer): string {
+  const secret = file.toString('utf8').trim();
+  if (file.length > maxSecretBytes || !/^[\x21-\x7e]+$/.test(secret)) throw new Error('holds no secret key');
+  return secret;
+}
+
+/** @throws what OpenSSL says of it */
+function authoritiesIn(file: Buffer): string {
+  createSecureContext({ ca: file });
+  return file.toString('utf8');
+}
