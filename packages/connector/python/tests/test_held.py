@@ -13,9 +13,9 @@ from typing import Any
 from unittest import mock
 
 import kvtier
+from fake_node import FakeNode, attached, frame
 from kvtier.held import MAX_LOOKS, HeldTable
 from rig import Engine, NodeCase, chain, until
-from test_lies import FakeNode, attached, frame
 
 
 def table_bytes(flags: bytes, magic: bytes = b"kvheld1\0", zero: int = 0) -> bytes:
@@ -176,7 +176,7 @@ class Sessions(NodeCase):
 
     def test_no_table_beside_the_arena_and_all_is_asked_for(self) -> None:
         node = self.node()
-        with mock.patch("kvtier.session.HeldTable.open", lambda *_: None):
+        with mock.patch("kvtier.attachment.HeldTable.open", lambda *_: None):
             engine = self.engine(node)
         self.assertFalse(engine.session.lacks(chain("a", 1)))
         self.assertEqual(engine.held(chain("a", 1)), 0)

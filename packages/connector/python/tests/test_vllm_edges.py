@@ -72,7 +72,7 @@ class Unasked(EngineCase):
 
     def test_without_a_table_the_node_is_asked(self) -> None:
         shape, text = self.own(Shape()), prompts(1)[0]
-        with mock.patch("kvtier.session.HeldTable.open", lambda *_: None):
+        with mock.patch("kvtier.attachment.HeldTable.open", lambda *_: None):
             engine = self.play(self.shared(), shape)
         self.serve(engine, [text])
         self.assertEqual(self.counted(engine, "unasked", "lookups"), [0, 1])
@@ -187,7 +187,7 @@ class Claims(EngineCase):
             self.assertEqual((ends, second.external_tokens), ([20], 20), self.told(second))
             # Also where the node's first word was of more, and its lease is not.
             third = self.play(self.shared(), reads)
-            with mock.patch("kvtier.vllm.staging._both", lambda left, right: max(left, right)):
+            with mock.patch("kvtier.vllm.lookups._both", lambda left, right: max(left, right)):
                 self.assertEqual(self.serve(third, [text], outputs=1), [wanted])
             self.assertEqual(third.external_tokens, 20, self.told(third))
 

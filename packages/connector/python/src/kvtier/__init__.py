@@ -10,12 +10,13 @@
     load.release(corrupt=job.take().bad)
 """
 
+from .attachment import Attachment
 from .copies import Arena, ArenaRef, Copied, Copies, CopyCounts, Job, Layout, Mark, Part
 from .errors import KvError
 from .namespace import BlockLayout, Heads, Layers, Namespace, fingerprint
 from .protocol import BUSY, HELD, MAX_HASHES, REFUSED, RESERVED
 from .requests import Held, Load, ReadyRange, Request, Reservation, Slots, TierState
-from .session import Attachment, Session
+from .session import Session
 
 __version__ = "0.1.0"
 

@@ -16,7 +16,7 @@ from .errors import KvError
 from .protocol import RESERVED
 
 if TYPE_CHECKING:
-    from .session import Attachment
+    from .attachment import Attachment
 
 T = TypeVar("T")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from kvtier.vllm import promises
 from kvtier.vllm.groups import Group
+from kvtier.vllm.lookups import Lookups
 from kvtier.vllm.messages import Rank
-from kvtier.vllm.staging import Lookups, Stage
+from kvtier.vllm.staging import Stage
 
 
 @dataclass

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtier.attachment import Attachment
 from kvtier.copies import Arena, ArenaRef, Copies
 from kvtier.errors import KvError
-from kvtier.session import Attachment, Session
+from kvtier.session import Session
 from kvtier.vllm import identity, roots
 from kvtier.vllm.groups import Group, Unsupported
 from kvtier.vllm.guard import Troubles
