@@ -3,8 +3,8 @@
 Invariants: each exchange ends exactly once, with its last answer, at its deadline or when the link ends; at most ``MAX_OUTSTANDING``
 wait. A node that lets one deadline pass in silence is left alone: nothing is asked but one probe, and any frame lifts that. While
 something waits, a node that says nothing is asked for a sign of life; without one it is left alone, too, and all that waits ends as at
-its deadline. One that breaks the protocol is disconnected. An exchange whose deadline passed stays known until the node answers, because a late answer
-may have to be undone.
+its deadline. One that breaks the protocol is disconnected; what only a newer one knows to say is skipped and counted. An exchange whose
+deadline passed stays known until the node answers, because a late answer may have to be undone.
 """
 
 from __future__ import annotations
@@ -90,10 +90,12 @@ class _Pending:
 class Link:
     """``post`` from any thread; everything else on the session's."""
 
-    def __init__(self, connection: socket.socket, wake_fd: int) -> None:
+    def __init__(self, connection: socket.socket, wake_fd: int, on_unknown: Callable[[], None] = lambda: None) -> None:
+        """``on_unknown``: a newer node said what is not known here."""
         self.end_reason: KvError | None = None
         self.suspended = False
         self.epoch: int | None = None
+        self._on_unknown = on_unknown
         self._socket = connection
         self._wake_fd = wake_fd
         self._outbox: deque[tuple[int, Exchange]] = deque()
@@ -220,11 +222,15 @@ class Link:
         kind = frame.WhichOneof("body")
         if self.epoch is None:
             self.epoch = frame.boot_epoch
-        if kind is None or frame.boot_epoch != self.epoch:
-            raise KvError("PROTOCOL", "the cache node changed its boot epoch or sent an empty frame")
+        if frame.boot_epoch != self.epoch:
+            raise KvError("PROTOCOL", "the cache node changed its boot epoch")
         self._heard_at = time.monotonic()
         self._silence_s = 0.0
         self.suspended = False
+        if kind is None:
+            # A newer node's. Whatever it says, more of it may follow: the deadline ends the request.
+            self._on_unknown()
+            return
         pending = self._pending.get(frame.id)
         if pending is None:
             return

@@ -78,6 +78,8 @@ class Session:
         }
         #: How often it was attached.
         self.sessions = 0
+        #: Frames of a newer node, of a kind that is not known here; skipped.
+        self.unknown_answers = 0
         #: The last attempt to attach came to nothing, or what was attached has ended.
         self.failing = False
         self._arena_folder = arena_folder
@@ -222,7 +224,7 @@ class Session:
             began = time.monotonic()
             attachment: Attachment | None = None
             try:
-                link = Link(connect(self.socket_path, self._group), self._wake_fd)
+                link = Link(connect(self.socket_path, self._group), self._wake_fd, self._unknown)
                 try:
                     attachment = self._attached(link, previous)
                     self._serve(link, attachment)
@@ -255,6 +257,9 @@ class Session:
         attached = request.result()
         attachment, self._held_fd = attachment_of(link, attached, self.payload_bytes, self._arena_folder)
         return attachment
+
+    def _unknown(self) -> None:
+        self.unknown_answers += 1
 
     def _let_go(self, settled: bool) -> None:
         """After the last copy: the node may give away what is left of the session. Otherwise the byte is held until the process ends."""

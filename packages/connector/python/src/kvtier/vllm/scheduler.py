@@ -258,6 +258,11 @@ class SchedulerHalf:
         self._node.renew(os.urandom(16))
         return True
 
+    def counted(self) -> dict[str, int]:
+        """All that was counted, since the start."""
+        unknown = self._node.unknown_answers if self._node is not None else 0
+        return {**self.counters, "unknown_answers": unknown}
+
     def shutdown(self) -> None:
         if self._claims is not None:
             for known in self._requests.values():

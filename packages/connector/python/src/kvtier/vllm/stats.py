@@ -33,6 +33,7 @@ COUNTERS: dict[str, str] = {
     "bounced_bytes": "bytes that went to or from a GPU over a buffer, since the arena was not pinned",
     "late_blocks": "blocks that a GPU has not copied within its deadline",
     "pins_refused": "arenas that the system did not pin",
+    "unknown_answers": "frames of a newer node, of a kind that is not known here; skipped",
     "troubles": "callbacks that failed",
 }
 
@@ -64,7 +65,7 @@ class Since:
 
     def of(self, scheduler: Any, worker: Any, troubles: int) -> KvtierStats | None:
         """What the halves of this process have counted; either may be None."""
-        now: dict[str, int] = dict(scheduler.counters) if scheduler is not None else {}
+        now: dict[str, int] = scheduler.counted() if scheduler is not None else {}
         if worker is not None:
             now["loaded_bytes"] = worker.loaded_bytes
             now["stored_bytes"] = worker.stored_bytes
