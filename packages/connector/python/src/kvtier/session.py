@@ -21,10 +21,12 @@ from functools import partial
 from typing import Any
 
 from .attachment import ATTACH_DEADLINE_S, NONE, Attachment, attachment_of
+from .connecting import connect, group_id
 from .errors import KvError
-from .link import Link, connect, group_id, wake
+from .link import Link
 from .protocol import MAX_HASHES, PROTOCOL
 from .requests import Held, Load, Request, Reservation, TierState, done_count
+from .waking import wake
 
 log = logging.getLogger("kvtier")
 
