@@ -14,7 +14,7 @@ from rig import until
 from engine_case import EngineCase, prompts
 from engine_memory import Tensor
 from engine_parts import GroupShape, Shape
-from kvtier import requests
+from kvtier import leases
 from kvtier.vllm import identity
 from kvtier.vllm import options as options_module
 from kvtier.vllm.guard import Troubles
@@ -206,10 +206,10 @@ class Claims(EngineCase):
             real(known, blocks, tokens)
 
         half._claims.allocated = spoilt
-        release = requests.Load.release
+        release = leases.Load.release
         # Nor is it found before the claim.
         unchecked = mock.patch("kvtier.vllm.staging._Leased.sound", property(lambda one: one.load.ready))
-        with unchecked, mock.patch.object(requests.Load, "release", lambda load, corrupt=(): release(load)):
+        with unchecked, mock.patch.object(leases.Load, "release", lambda load, corrupt=(): release(load)):
             self.assertEqual(self.serve(engine, [text]), [wanted])
         self.assertEqual(claims, [40])
         self.assertGreater(half.counters["corrupt_blocks"], 0)

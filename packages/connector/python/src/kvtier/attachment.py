@@ -1,12 +1,13 @@
 """One life of a session: what it is attached to, what is on its way there, and what of it is not settled yet.
 
-Invariants: nothing waits here but ``drained``; a request that cannot be sent has failed when ``send`` comes back.
+Invariants: nothing waits here but ``drain`` and ``drained``; a request that cannot be sent has failed when ``send`` comes back.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+import time
 from array import array
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,6 +21,8 @@ from .link import MAX_OUTSTANDING, Exchange, Link
 from .requests import OWED_DEADLINE_S, Request, done_count
 
 ATTACH_DEADLINE_S = 5.0
+#: Copies take milliseconds. After this the next session begins without naming the former, whose slots the node keeps aside.
+DRAIN_LIMIT_S = 30.0
 
 
 class Attachment:
@@ -111,6 +114,14 @@ class Attachment:
                 return True
             idle = self._idle = threading.Event()
         return wait_s > 0 and idle.wait(wait_s)
+
+    def drain(self, closing: threading.Event) -> bool:
+        """Waits until all of it is settled. When it is not, after ``DRAIN_LIMIT_S``, it stays in the node's quarantine."""
+        until = time.monotonic() + DRAIN_LIMIT_S
+        while not closing.is_set() and time.monotonic() < until:
+            if self.drained(0.1):
+                return True
+        return self.drained(0)
 
 
 def attachment_of(link: Link, attached: Any, payload_bytes: int, arena_folder: str | None) -> tuple[Attachment, int | None]:

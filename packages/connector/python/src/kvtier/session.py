@@ -23,9 +23,10 @@ from typing import Any
 from .attachment import ATTACH_DEADLINE_S, NONE, Attachment, attachment_of
 from .connecting import connect, group_id
 from .errors import KvError
+from .leases import Load, Reservation
 from .link import Link
 from .protocol import MAX_HASHES, PROTOCOL
-from .requests import Held, Load, Request, Reservation, TierState, done_count
+from .requests import Held, Request, TierState, done_count
 from .waking import wake
 
 log = logging.getLogger("kvtier")
@@ -34,8 +35,6 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 #: A session that lived this long was a good one: the next pause is short again.
 GOOD_SESSION_S = 1.0
-#: Copies take milliseconds. After this the next session begins without naming the former, whose slots the node keeps aside.
-DRAIN_LIMIT_S = 30.0
 #: The node ends a load at its deadline by itself; this much later we do.
 GRACE_S = 0.025
 #: Engine and node start at the same time, and nothing is wrong when the node is the slower one by so much.
@@ -239,7 +238,7 @@ class Session:
             except Exception:  # a defect of ours ends this life of the session, and not the engine's cache
                 log.exception("kvtier: a session failed")
             if attachment is not None:
-                previous = attachment.session if self._drain(attachment) else b""
+                previous = attachment.session if attachment.drain(self._closing) else b""
             self._let_go(attachment is None or previous != b"")
             if time.monotonic() - began > GOOD_SESSION_S:
                 pause_s = FIRST_PAUSE_S
@@ -279,14 +278,6 @@ class Session:
             link.turn(_TURN_S)
         if link.end_reason is not None:
             raise link.end_reason
-
-    def _drain(self, attachment: Attachment) -> bool:
-        """Whether all of it is settled; when not, after ``DRAIN_LIMIT_S``, it stays in the node's quarantine."""
-        until = time.monotonic() + DRAIN_LIMIT_S
-        while not self._closing.is_set() and time.monotonic() < until:
-            if attachment.drained(0.1):
-                return True
-        return attachment.drained(0)
 
     def _complain(self, error: KvError) -> None:
         """The same trouble is told once, not at every attempt."""

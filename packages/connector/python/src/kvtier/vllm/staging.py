@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from kvtier.copies import Copies, Job
-from kvtier.requests import Load
+from kvtier.leases import Load
 from kvtier.vllm.groups import Group, Prefixes
 from kvtier.vllm.identity import Share
 from kvtier.vllm.lookups import Lookups

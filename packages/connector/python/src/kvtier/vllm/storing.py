@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvtier.leases import Reservation
 from kvtier.protocol import RESERVED
-from kvtier.requests import Reservation
 from kvtier.vllm.groups import Group
 from kvtier.vllm.lookups import hashes_of
 from kvtier.vllm.messages import Part, StorePlan, packed, unpacked
