@@ -68,7 +68,54 @@ class Unasked(EngineCase):
             engine = self.play(self.shared(), shape)
             self.reading(engine)
             self.assertEqual(self.serve(engine, [text]), [wanted])
-            self.assertEqual((self.counted(engine, "unasked", "lookups"), engine.external_tokens), ([0, 1], 40))
+            self.assertEqual((self.counted(engine, "unasked", "lookups", "unasked_hits"), engine.external_tokens), ([0, 0, 1], 40))
+
+    def test_what_lies_in_the_arena_is_loaded_without_a_question(self) -> None:
+        for shape in map(self.own, self.SHAPES):
+            texts = prompts(4, 41)
+            first = self.play(self.shared(), shape)
+            wanted = self.serve(first, texts)
+            for request in list(first.done.values()):
+                until("all of it is held", lambda request=request: self.held(first, request) >= 40)
+            engine = self.play(self.shared(), shape)
+            self.reading(engine)
+            with mock.patch("kvtier.session.Session.lookup", side_effect=AssertionError("the node was asked")):
+                self.assertEqual(self.serve(engine, texts), wanted)
+            self.assertEqual(self.counted(engine, "unasked_hits", "unasked", "lookups"), [4, 0, 0], self.told(engine))
+            found = engine.external_tokens + engine.local_tokens
+            self.assertGreaterEqual(found, 4 * 40 // engine.align * engine.align, self.told(engine))
+
+    def test_a_table_that_says_too_much_costs_a_load_that_comes_short(self) -> None:
+        """What is held is loaded, what is not is computed and stored."""
+        text = prompts(1, 41)[0]
+        for held in (0, 1, 6):
+            shape = self.own(Shape())
+            (wanted,) = self.serve(self.alone(shape), [text])
+            if held:
+                first = self.play(self.shared(), shape)
+                self.serve(first, [text[: 4 * held]], outputs=1)
+                self.until_held(self.shared(), first, 4 * held)
+            engine = self.play(self.shared(), shape)
+            self.reading(engine)
+            with mock.patch("kvtier.session.Session.lacks", return_value=False):
+                with mock.patch("kvtier.session.Session.in_arena", return_value=((0, held + 2),)):
+                    self.assertEqual(self.serve(engine, [text]), [wanted])
+            self.assertEqual((self.counted(engine, "unasked_hits", "lookups"), engine.external_tokens), ([1, 0], 4 * held))
+            self.until_held(self.shared(), engine, 40)
+
+    def test_what_lies_elsewhere_is_asked_for(self) -> None:
+        shape, text, node = self.own(Shape()), prompts(1, 41)[0], self.node()
+        first = self.play(node, shape)
+        (wanted,) = self.serve(first, [text])
+        self.until_held(node, first, 40)
+        first.close()
+        node.end()
+        node.start()
+        for counted in ([1, 0], [0, 1]):  # from the disk; that brought it into the arena
+            engine = self.play(node, shape)
+            self.reading(engine)
+            self.assertEqual(self.serve(engine, [text]), [wanted])
+            self.assertEqual((self.counted(engine, "lookups", "unasked_hits"), engine.external_tokens), (counted, 40))
 
     def test_without_a_table_the_node_is_asked(self) -> None:
         shape, text = self.own(Shape()), prompts(1)[0]

@@ -123,6 +123,13 @@ class Session:
         table = attachment.held
         return table is not None and attachment.usable and table.lacks(hashes, self.hash_bytes, gaps)
 
+    def in_arena(self, hashes: bytes, *, gaps: bool = False) -> tuple[tuple[int, int], ...] | None:
+        """As a lookup, where all that is held of this chain lies in the arena: its ranges, read beside the arena. They may be too much, and
+        a load of them come short; never too little. None: the node is to be asked."""
+        attachment = self._present()
+        table = attachment.held
+        return table.in_arena(hashes, self.hash_bytes, gaps) if table is not None and attachment.usable else None
+
     def load(
         self, hashes: bytes, *, deadline_s: float, await_s: float = 0.0, on_ready: Callable[[Load], None] | None = None
     ) -> Load:

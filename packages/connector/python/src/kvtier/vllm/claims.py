@@ -61,7 +61,8 @@ class Claims:
         known.held = None
         known.lookups = Lookups(attached, list(known.hashes), self._answer_s(known))
         known.asked += 1
-        self._add("unasked" if known.lookups.spared else "lookups", 1)
+        held = known.lookups.held if known.lookups.spared else None
+        self._add("lookups" if held is None else "unasked_hits" if any(held) else "unasked", 1)
         return True
 
     def _answer_s(self, known: Known) -> float:

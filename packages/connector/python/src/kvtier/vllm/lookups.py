@@ -1,4 +1,4 @@
-"""What is asked of a chain, in every session, and what all of them hold of it.
+"""What all sessions hold of a chain: read in the node's tables where these say all that there is to say, asked for elsewhere.
 
 Invariant: nothing here waits but `Lookups.wait`; answers are put together on the sessions' threads.
 """
@@ -27,7 +27,8 @@ def chains_of(hashes: Sequence[bytes], groups: Sequence[Group], tokens: int) -> 
 
 
 class Lookups:
-    """One question to every session; none where one of them surely lacks it, for a prefix is what all of them have."""
+    """One question to every session. None where one of them surely lacks it, for a prefix is what all of them have; and none where all of
+    it lies in the arena: it is leased and checked before it is claimed, so that what was read a block too much comes short there."""
 
     def __init__(self, attached: Attached, hashes: Sequence[bytes], deadline_s: float) -> None:
         self.attached = attached
@@ -37,28 +38,40 @@ class Lookups:
         #: Per group, the ranges that all its shares hold: put together on the sessions' threads, so that the engine's loop finds it made.
         #: None: somebody has not answered.
         self.held: list[Sequence[tuple[int, int]]] | None = None
-        #: Nobody was asked.
+        #: Nobody was asked: `held` was read, and may be too much.
         self.spared = False
         self._said: list[Held | None] = [None] * len(attached.shares)
         most = 65_536
         #: Per group, the packed names that were asked about.
         self.chains: dict[int, bytes] = {}
-        lacks = False
-        for share, session in zip(attached.shares, attached.sessions):
+        for share in attached.shares:
             group = share.group
             if group.index not in self.chains:
                 self.chains[group.index] = hashes_of(hashes, group, 0, min(len(hashes) // group.hash_step, most))
-            chain = self.chains[group.index]
-            lacks = lacks or (bool(chain) and session.lacks(chain, gaps=bool(group.window_tokens)))
-        if lacks:
+        self.held = self._read()
+        if self.held is not None:
             self.spared = True
-            self.held = [()] * (1 + max(self.chains))
             return
         for at, (share, session) in enumerate(zip(attached.shares, attached.sessions)):
             chain = self.chains[share.group.index]
             if chain:
                 gaps, heard = bool(share.group.window_tokens), partial(self._hear, at)
                 self.asked.append(session.lookup(chain, gaps=gaps, deadline_s=deadline_s, on_answer=heard))
+
+    def _read(self) -> list[Sequence[tuple[int, int]]] | None:
+        """None: somebody is to be asked."""
+        shares = zip(self.attached.shares, self.attached.sessions)
+        pairs = [(share.group, session, self.chains[share.group.index]) for share, session in shares]
+        for group, session, chain in pairs:
+            if chain and session.lacks(chain, gaps=bool(group.window_tokens)):
+                return [()] * (1 + max(self.chains))
+        out: dict[int, Sequence[tuple[int, int]]] = {}
+        for group, session, chain in pairs:
+            ranges = session.in_arena(chain, gaps=bool(group.window_tokens)) if chain else ()
+            if ranges is None:
+                return None
+            out[group.index] = _both(out[group.index], ranges) if group.index in out else ranges
+        return [out.get(index, ()) for index in range(max(out) + 1)]
 
     @property
     def done(self) -> bool:

@@ -11,6 +11,7 @@ PREFIX = "vllm:kvtier_"
 COUNTERS: dict[str, str] = {
     "lookups": "requests that the cache node was asked about",
     "unasked": "requests that the cache node need not be asked about: its table of held blocks has nothing of them",
+    "unasked_hits": "requests that the cache node need not be asked about: by its table of held blocks, all of it lies in its arena",
     "loads": "prefixes that were leased",
     "loaded_tokens": "prompt tokens that were claimed from the tier",
     "loaded_blocks": "blocks that were claimed from the tier over native offloading",
