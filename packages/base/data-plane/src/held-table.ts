@@ -49,7 +49,7 @@ export class HeldBlocks {
     return null;
   }
 
-  /** Whether a tier but the peers (1), some tier (2) may hold the block whose hash begins at byte `at`; undefined: it is not told. */
+  /** Whether a tier but the peers (1), some tier (2), the arena (4) may hold the block whose hash begins at byte `at`; undefined: it is not told. */
   flags(hashes: Buffer, at: number): number | undefined {
     if (this.#closed) return undefined;
     const bucket = (hashes.readInt32LE(at) ^ this.#tag) & this.#mask;

@@ -13,9 +13,9 @@ from typing import Any
 from unittest import mock
 
 import kvtier
+from fake_node import FakeNode, attached, frame
 from kvtier.held import MAX_LOOKS, HeldTable
 from rig import Engine, NodeCase, chain, until
-from test_lies import FakeNode, attached, frame
 
 
 def table_bytes(flags: bytes, magic: bytes = b"kvheld1\0", zero: int = 0) -> bytes:
@@ -49,6 +49,22 @@ class Tables(unittest.TestCase):
             self.assertFalse(table.lacks(name(0) + name(2) + name(7), size, True))
             self.assertTrue(table.lacks(name(0) * MAX_LOOKS, size, True))
             self.assertFalse(table.lacks(name(0) * (MAX_LOOKS + 1), size, True))
+
+    def test_what_lies_in_the_arena_is_read_where_all_that_is_held_does(self) -> None:
+        # The arena and a disk; the arena alone; a disk; peers; nobody.
+        table = self.table(table_bytes(bytes([7, 7, 3, 2, 0, 0, 0, 0])))
+        assert table is not None
+        for size in (16, 32):
+            read = lambda gaps, *buckets: table.in_arena(words(*buckets, size=size), size, gaps)
+            self.assertEqual((read(False, 0, 1, 0), read(True, 0, 1, 0)), (((0, 3),), ((0, 3),)))
+            self.assertEqual((read(False, 0, 4, 1), read(True, 0, 4, 1)), (((0, 1),), ((0, 1), (2, 3))))
+            self.assertEqual((read(False, 4, 1), read(True, 4, 1)), ((), ((1, 2),)))
+            self.assertEqual((read(False, 4), read(True, 4, 4)), ((), ()))
+            for elsewhere in (2, 3):
+                self.assertEqual((read(False, 0, elsewhere), read(True, 0, elsewhere)), (None, None))
+                self.assertEqual((read(False, 0, 4, elsewhere), read(True, 0, 4, elsewhere)), (((0, 1),), None))
+            self.assertEqual(read(False, *[0] * MAX_LOOKS), ((0, MAX_LOOKS),))
+            self.assertIsNone(read(False, *[0] * (MAX_LOOKS + 1)))
 
     def test_what_changes_in_the_file_is_seen(self) -> None:
         table = self.table(table_bytes(bytes(16)))
@@ -174,9 +190,30 @@ class Sessions(NodeCase):
         self.assertGreater(agree(), 8)
         self.assertGreater(sum(engine.session.lacks(one) for one in blank), 30)
 
+    def test_a_lookup_finds_what_the_table_says_of_the_arena_or_less(self) -> None:
+        """While blocks come and are evicted: where it says something, what a lookup finds lies within it, and lies in the arena."""
+        node = self.node(arena_bytes=4 << 20, disk_bytes=None)
+        engine = self.engine(node, blocks=32)
+        self.confirmed(engine)
+        chains = [chain(f"read {n}", 8) for n in range(12)]
+        told = exact = 0
+        for stored, hashes in enumerate(chains):
+            engine.store(hashes, list(range(8)))
+            for other in chains[: stored + 2]:
+                for gaps in (False, True):
+                    ranges = engine.session.in_arena(other, gaps=gaps)
+                    asked = engine.session.lookup(other, gaps=gaps, deadline_s=5)
+                    until("answered", lambda asked=asked: asked.done)
+                    self.assertIsNotNone(ranges)  # there is no other tier
+                    found = {at for first, end in asked.result().ranges for at in range(first, end)}
+                    said = {at for first, end in ranges for at in range(first, end)}
+                    self.assertLessEqual(found, said)
+                    told, exact = told + 1, exact + (found == said)
+        self.assertGreater(exact, 0.9 * told)
+
     def test_no_table_beside_the_arena_and_all_is_asked_for(self) -> None:
         node = self.node()
-        with mock.patch("kvtier.session.HeldTable.open", lambda *_: None):
+        with mock.patch("kvtier.attachment.HeldTable.open", lambda *_: None):
             engine = self.engine(node)
         self.assertFalse(engine.session.lacks(chain("a", 1)))
         self.assertEqual(engine.held(chain("a", 1)), 0)

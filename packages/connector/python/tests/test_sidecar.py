@@ -179,7 +179,7 @@ class Users(Containers):
     def test_who_is_not_in_the_group_gets_nothing(self) -> None:
         node = self.node_in_container(user=NODE_USER, group=GROUP)
         node.start()
-        script = "import sys; sys.path.insert(0, sys.argv[2]); import kvtier.link as l\ntry: l.connect(sys.argv[1])\nexcept Exception as e: print(e)"
+        script = "import sys; sys.path.insert(0, sys.argv[2]); import kvtier.connecting as l\ntry: l.connect(sys.argv[1])\nexcept Exception as e: print(e)"
         source = os.path.dirname(os.path.dirname(kvtier.__file__))
         for who in (self.as_user(ENGINE_USER, None), self.as_user(ENGINE_USER, GROUP)):  # the other one does not name the group
             command = ["unshare", "--mount", *self.mounts(), *who, sys.executable, "-c", script, node.socket_path, source]

@@ -14,7 +14,7 @@ from rig import until
 from engine_case import EngineCase, prompts
 from engine_memory import Tensor
 from engine_parts import GroupShape, Shape
-from kvtier import requests
+from kvtier import leases
 from kvtier.vllm import identity
 from kvtier.vllm import options as options_module
 from kvtier.vllm.guard import Troubles
@@ -68,11 +68,58 @@ class Unasked(EngineCase):
             engine = self.play(self.shared(), shape)
             self.reading(engine)
             self.assertEqual(self.serve(engine, [text]), [wanted])
-            self.assertEqual((self.counted(engine, "unasked", "lookups"), engine.external_tokens), ([0, 1], 40))
+            self.assertEqual((self.counted(engine, "unasked", "lookups", "unasked_hits"), engine.external_tokens), ([0, 0, 1], 40))
+
+    def test_what_lies_in_the_arena_is_loaded_without_a_question(self) -> None:
+        for shape in map(self.own, self.SHAPES):
+            texts = prompts(4, 41)
+            first = self.play(self.shared(), shape)
+            wanted = self.serve(first, texts)
+            for request in list(first.done.values()):
+                until("all of it is held", lambda request=request: self.held(first, request) >= 40)
+            engine = self.play(self.shared(), shape)
+            self.reading(engine)
+            with mock.patch("kvtier.session.Session.lookup", side_effect=AssertionError("the node was asked")):
+                self.assertEqual(self.serve(engine, texts), wanted)
+            self.assertEqual(self.counted(engine, "unasked_hits", "unasked", "lookups"), [4, 0, 0], self.told(engine))
+            found = engine.external_tokens + engine.local_tokens
+            self.assertGreaterEqual(found, 4 * 40 // engine.align * engine.align, self.told(engine))
+
+    def test_a_table_that_says_too_much_costs_a_load_that_comes_short(self) -> None:
+        """What is held is loaded, what is not is computed and stored."""
+        text = prompts(1, 41)[0]
+        for held in (0, 1, 6):
+            shape = self.own(Shape())
+            (wanted,) = self.serve(self.alone(shape), [text])
+            if held:
+                first = self.play(self.shared(), shape)
+                self.serve(first, [text[: 4 * held]], outputs=1)
+                self.until_held(self.shared(), first, 4 * held)
+            engine = self.play(self.shared(), shape)
+            self.reading(engine)
+            with mock.patch("kvtier.session.Session.lacks", return_value=False):
+                with mock.patch("kvtier.session.Session.in_arena", return_value=((0, held + 2),)):
+                    self.assertEqual(self.serve(engine, [text]), [wanted])
+            self.assertEqual((self.counted(engine, "unasked_hits", "lookups"), engine.external_tokens), ([1, 0], 4 * held))
+            self.until_held(self.shared(), engine, 40)
+
+    def test_what_lies_elsewhere_is_asked_for(self) -> None:
+        shape, text, node = self.own(Shape()), prompts(1, 41)[0], self.node()
+        first = self.play(node, shape)
+        (wanted,) = self.serve(first, [text])
+        self.until_held(node, first, 40)
+        first.close()
+        node.end()
+        node.start()
+        for counted in ([1, 0], [0, 1]):  # from the disk; that brought it into the arena
+            engine = self.play(node, shape)
+            self.reading(engine)
+            self.assertEqual(self.serve(engine, [text]), [wanted])
+            self.assertEqual((self.counted(engine, "lookups", "unasked_hits"), engine.external_tokens), (counted, 40))
 
     def test_without_a_table_the_node_is_asked(self) -> None:
         shape, text = self.own(Shape()), prompts(1)[0]
-        with mock.patch("kvtier.session.HeldTable.open", lambda *_: None):
+        with mock.patch("kvtier.attachment.HeldTable.open", lambda *_: None):
             engine = self.play(self.shared(), shape)
         self.serve(engine, [text])
         self.assertEqual(self.counted(engine, "unasked", "lookups"), [0, 1])
@@ -187,7 +234,7 @@ class Claims(EngineCase):
             self.assertEqual((ends, second.external_tokens), ([20], 20), self.told(second))
             # Also where the node's first word was of more, and its lease is not.
             third = self.play(self.shared(), reads)
-            with mock.patch("kvtier.vllm.staging._both", lambda left, right: max(left, right)):
+            with mock.patch("kvtier.vllm.lookups._both", lambda left, right: max(left, right)):
                 self.assertEqual(self.serve(third, [text], outputs=1), [wanted])
             self.assertEqual(third.external_tokens, 20, self.told(third))
 
@@ -206,10 +253,10 @@ class Claims(EngineCase):
             real(known, blocks, tokens)
 
         half._claims.allocated = spoilt
-        release = requests.Load.release
+        release = leases.Load.release
         # Nor is it found before the claim.
         unchecked = mock.patch("kvtier.vllm.staging._Leased.sound", property(lambda one: one.load.ready))
-        with unchecked, mock.patch.object(requests.Load, "release", lambda load, corrupt=(): release(load)):
+        with unchecked, mock.patch.object(leases.Load, "release", lambda load, corrupt=(): release(load)):
             self.assertEqual(self.serve(engine, [text]), [wanted])
         self.assertEqual(claims, [40])
         self.assertGreater(half.counters["corrupt_blocks"], 0)

@@ -16,7 +16,7 @@ from engine_case import EngineCase, prompts
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
 from kvtier import copies
-from kvtier.vllm import hints, pace, staging
+from kvtier.vllm import hints, lookups, pace, staging
 from kvtier.vllm.messages import KvtierMetadata
 
 
@@ -218,7 +218,7 @@ class Planned(EngineCase):
         (wanted,) = self.serve(self.play(node), [text])
         for plans, said_ms, loaded in ((True, 15_000.0, 0), (True, 1.0, 40), (False, 15_000.0, 40)):
             engine = self.play(node, Shape(options={"plan_loads": plans}))
-            said = mock.patch.object(staging.Lookups, "estimated_ms", lambda _self, _tokens, said=said_ms: said)
+            said = mock.patch.object(lookups.Lookups, "estimated_ms", lambda _self, _tokens, said=said_ms: said)
             with said, mock.patch.object(pace, "BASE_MS", 10_000.0):  # a busy machine takes its time
                 self.assertEqual(self.serve(engine, [text]), [wanted])
             self.assertEqual(engine.external_tokens, loaded, self.told(engine))

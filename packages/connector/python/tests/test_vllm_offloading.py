@@ -178,7 +178,7 @@ class Offloading(EngineCase):
         self.serve(engine, texts)
         engine.connector.get_kv_connector_stats()
         half = engine.connector._scheduler
-        for name in ("lookups", "loads", "loaded_blocks", "stored_blocks"):
+        for name in ("unasked", "unasked_hits", "loads", "loaded_blocks", "stored_blocks"):
             self.assertEqual(metrics.told[f"vllm:kvtier_{name}"], half.counters[name])
         self.assertEqual(metrics.told["vllm:kvtier_loaded_bytes"], engine.workers[0].connector._worker.loaded_bytes)
         self.assertGreater(half.counters["loaded_blocks"], 0)

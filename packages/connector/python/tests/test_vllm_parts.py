@@ -26,6 +26,7 @@ from kvtier.requests import ranges_of
 from kvtier.vllm.groups import Group, Prefixes, Unsupported, groups_of
 from kvtier.vllm.guard import TROUBLES_TO_STOP, Troubles, harmless
 from kvtier.vllm.hints import Hints
+from kvtier.vllm.known import Known
 from kvtier.vllm.messages import KvtierWorkerMetadata, Part, Rank, StorePlan, packed
 from kvtier.vllm.stats import COUNTERS, KvtierPromMetrics, Since
 from kvtier.vllm.store_jobs import StoreJobs
@@ -270,6 +271,16 @@ class Guard(unittest.TestCase):
                 self.assertEqual(half.callback(), "a miss")
         self.assertEqual(len(logs.records), 2)
         self.assertTrue(half.troubles.stopped)
+
+
+class Heard(unittest.TestCase):
+    def test_what_was_read_may_be_a_block_too_much(self) -> None:
+        """The last one is offered again: where it is not held, what follows it would have no parent."""
+        for spared, offered in ((True, 6), (False, 7)):
+            said: Any = types.SimpleNamespace(done=True, held=[((0, 7),)], spared=spared)
+            known = Known(name="r", hashes=[], loads=True, stores=True, tokens=None, lookups=said, offered=[0])
+            self.assertTrue(known.hear([group(0, 4)]))
+            self.assertEqual(known.offered, [offered])
 
 
 class Messages(unittest.TestCase):

@@ -15,7 +15,7 @@ from engine_parts import GroupShape, Shape
 from engine_play import Engine
 from kvtier.session import Session
 from kvtier.vllm import promises
-from kvtier.vllm.staging import chains_of
+from kvtier.vllm.lookups import chains_of
 
 TEXT = prompts(1, 41)[0]
 LONG = {"pin_ms": 600_000}

@@ -84,7 +84,7 @@ it('tells beside the arena which blocks are held, before it answers', async () =
   const hashes = Buffer.concat(names.map((name) => name.subarray(0, hashBytes)));
   const told = (): number => {
     let count = 0;
-    for (let at = 0; at < hashes.length; at += hashBytes) if (table.flags(hashes, at) === 3) count++;
+    for (let at = 0; at < hashes.length; at += hashBytes) if (table.flags(hashes, at) === 7) count++;
     return count;
   };
   expect(told()).toBe(0);

@@ -2,14 +2,15 @@
  * What is held, as a table that engines on this host read without asking: most lookups ask for what nobody holds, and each costs the
  * engine the way to a process that sleeps.
  *
- *     name of a block ──▶ its bucket: one byte, "near" (1): a tier but the peers holds one of its blocks; "held" (2): some tier does
+ *     name of a block ──▶ its bucket: one byte, "near" (1): a tier but the peers holds one of its blocks; "held" (2): some tier does;
+ *                         "arena" (4): the arena does
  *
  * Names share buckets, so a byte says too much now and then, and an engine asks in vain; it never says too little: a bucket counts its
  * blocks, and a count that is full stays so. The byte is written before the change is answered to anybody.
  */
 import { invariant } from '@kvtier/errors';
 
-export const heldFlags = { near: 1, held: 2 } as const;
+export const heldFlags = { near: 1, held: 2, arena: 4 } as const;
 
 export interface HeldTable {
   /** A power of two. */
@@ -18,12 +19,15 @@ export interface HeldTable {
 }
 
 const full = 0xff;
+/** Of a block's tiers. */
+const arenaBit = 1;
 
 export class HeldSketch {
   readonly #table: HeldTable;
   readonly #nearBits: number;
   readonly #near: Uint8Array;
   readonly #held: Uint8Array;
+  readonly #arena: Uint8Array;
 
   /** @param nearBits of a block's tiers, those that are near */
   constructor(table: HeldTable, nearBits: number) {
@@ -32,6 +36,7 @@ export class HeldSketch {
     this.#nearBits = nearBits;
     this.#near = new Uint8Array(table.buckets);
     this.#held = new Uint8Array(table.buckets);
+    this.#arena = new Uint8Array(table.buckets);
   }
 
   /** The tiers of a block have changed. @param word the first of its name */
@@ -40,11 +45,14 @@ export class HeldSketch {
     const flags = this.#flags(bucket);
     step(this.#near, bucket, before & this.#nearBits, after & this.#nearBits);
     step(this.#held, bucket, before, after);
+    step(this.#arena, bucket, before & arenaBit, after & arenaBit);
     if (this.#flags(bucket) !== flags) this.#table.write(bucket, this.#flags(bucket));
   }
 
   #flags(bucket: number): number {
-    return (this.#near[bucket] === 0 ? 0 : heldFlags.near) | (this.#held[bucket] === 0 ? 0 : heldFlags.held);
+    const near = this.#near[bucket] === 0 ? 0 : heldFlags.near;
+    const held = this.#held[bucket] === 0 ? 0 : heldFlags.held;
+    return near | held | (this.#arena[bucket] === 0 ? 0 : heldFlags.arena);
   }
 }
 

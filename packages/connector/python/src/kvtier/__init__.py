@@ -10,12 +10,14 @@
     load.release(corrupt=job.take().bad)
 """
 
+from .attachment import Attachment
 from .copies import Arena, ArenaRef, Copied, Copies, CopyCounts, Job, Layout, Mark, Part
 from .errors import KvError
+from .leases import Load, ReadyRange, Reservation, Slots
 from .namespace import BlockLayout, Heads, Layers, Namespace, fingerprint
 from .protocol import BUSY, HELD, MAX_HASHES, REFUSED, RESERVED
-from .requests import Held, Load, ReadyRange, Request, Reservation, Slots, TierState
-from .session import Attachment, Session
+from .requests import Held, Request, TierState
+from .session import Session
 
 __version__ = "0.1.0"
 

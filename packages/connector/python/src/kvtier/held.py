@@ -1,4 +1,5 @@
-"""The node's table of held blocks, in the file beside its arena (docs/formats.md): what it says is not held is not asked for.
+"""The node's table of held blocks, in the file beside its arena (docs/formats.md): what it says is not held is not asked for, nor what
+lies in the arena alone.
 
 A byte of it may say too much, and never too little. So that it stays so here, whatever is not as it must be is no table, and the node
 is asked: another form, a file that is too short, a node that did not confirm that it sees our lock in the very file that we read.
@@ -13,8 +14,9 @@ import struct
 _MAGIC = b"kvheld1\0"
 _HEADER = struct.Struct("<8sII")
 _WORD = struct.Struct("<I")
-#: Blocks of a chain that may begin anywhere: more of them are not looked at. The engine's loop does, and each costs it 100 ns.
+#: More blocks of a chain are not looked at. The engine's loop does, and each costs it 100 ns.
 MAX_LOOKS = 256
+_ARENA = 4
 
 
 class HeldTable:
@@ -60,3 +62,30 @@ class HeldTable:
             if table[at + ((word ^ tag) & mask)]:
                 return False
         return True
+
+    def in_arena(self, hashes: bytes, hash_bytes: int, gaps: bool) -> tuple[tuple[int, int], ...] | None:
+        """What of this chain lies in the arena, as [first, end), where all that is held of it does; without ``gaps`` from its first block on.
+        None: it is not told."""
+        if len(hashes) > MAX_LOOKS * hash_bytes:
+            return None
+        table, tag, mask, at = self._bytes, self._tag, self._mask, _HEADER.size
+        ranges: list[tuple[int, int]] = []
+        first, block = -1, 0
+        for (word,) in struct.iter_unpack(f"<I{hash_bytes - _WORD.size}x", hashes):
+            flags = table[at + ((word ^ tag) & mask)]
+            if flags & _ARENA:
+                if first < 0:
+                    first = block
+            elif flags:
+                return None
+            elif first >= 0:
+                ranges.append((first, block))
+                first = -1
+                if not gaps:
+                    break
+            elif not gaps:
+                break
+            block += 1
+        if first >= 0:
+            ranges.append((first, block))
+        return tuple(ranges)

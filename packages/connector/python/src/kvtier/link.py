@@ -3,21 +3,15 @@
 Invariants: each exchange ends exactly once, with its last answer, at its deadline or when the link ends; at most ``MAX_OUTSTANDING``
 wait. A node that lets one deadline pass in silence is left alone: nothing is asked but one probe, and any frame lifts that. While
 something waits, a node that says nothing is asked for a sign of life; without one it is left alone, too, and all that waits ends as at
-its deadline. One that breaks the protocol is disconnected. An exchange whose deadline passed stays known until the node answers, because a late answer
-may have to be undone.
+its deadline. One that breaks the protocol is disconnected; what only a newer one knows to say is skipped and counted. An exchange whose
+deadline passed stays known until the node answers, because a late answer may have to be undone.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import grp
 import heapq
-import os
 import select
 import socket
-import stat
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,13 +19,13 @@ from typing import Any, Protocol
 
 from .errors import KvError
 from .protocol import FrameReader, encode
+from .waking import unwake, wake
 
 MAX_OUTSTANDING = 256
 MAX_UNSENT_BYTES = 32 << 20
 READ_BYTES = 1 << 18
 #: A suspended link whose probe is not answered by then is dropped: it may be the connection that is stuck.
 PROBE_DEADLINE_S = 15.0
-CONNECT_TIMEOUT_S = 2.0
 #: Without a frame while something waits: a sign of life is asked for, and when it has not come by then the node stands still. A load of
 #: what another engine computes is silent for long, and its node answers at once.
 ASK_AFTER_S = 0.5
@@ -90,10 +84,12 @@ class _Pending:
 class Link:
     """``post`` from any thread; everything else on the session's."""
 
-    def __init__(self, connection: socket.socket, wake_fd: int) -> None:
+    def __init__(self, connection: socket.socket, wake_fd: int, on_unknown: Callable[[], None] = lambda: None) -> None:
+        """``on_unknown``: a newer node said what is not known here."""
         self.end_reason: KvError | None = None
         self.suspended = False
         self.epoch: int | None = None
+        self._on_unknown = on_unknown
         self._socket = connection
         self._wake_fd = wake_fd
         self._outbox: deque[tuple[int, Exchange]] = deque()
@@ -220,11 +216,15 @@ class Link:
         kind = frame.WhichOneof("body")
         if self.epoch is None:
             self.epoch = frame.boot_epoch
-        if kind is None or frame.boot_epoch != self.epoch:
-            raise KvError("PROTOCOL", "the cache node changed its boot epoch or sent an empty frame")
+        if frame.boot_epoch != self.epoch:
+            raise KvError("PROTOCOL", "the cache node changed its boot epoch")
         self._heard_at = time.monotonic()
         self._silence_s = 0.0
         self.suspended = False
+        if kind is None:
+            # A newer node's. Whatever it says, more of it may follow: the deadline ends the request.
+            self._on_unknown()
+            return
         pending = self._pending.get(frame.id)
         if pending is None:
             return
@@ -291,81 +291,3 @@ class Link:
         self._probing = False
         if error is not None and self.suspended:  # a refusal is a sign of life
             self.end(error)
-
-
-def _waker() -> Callable[[int, int], object]:
-    """Writes to an eventfd. Python's own lets go of the interpreter meanwhile, and the thread that wakes takes it: whoever posts a request,
-    an engine's loop, would get it back when that request is encoded and sent."""
-    try:
-        write = ctypes.PyDLL(None).eventfd_write
-    except (OSError, AttributeError):  # another C library
-        return os.eventfd_write
-    write.argtypes = (ctypes.c_int, ctypes.c_uint64)
-    return write
-
-
-_eventfd_write = _waker()
-
-
-def wake(fd: int) -> None:
-    _eventfd_write(fd, 1)
-
-
-def unwake(fd: int) -> None:
-    try:
-        os.eventfd_read(fd)
-    except BlockingIOError:
-        pass
-
-
-def group_id(group: int | str | None) -> int | None:
-    """KvError CONFIG when the system knows no group of that name."""
-    if not isinstance(group, str):
-        return group
-    if group.isdecimal():
-        return int(group)
-    try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError as error:
-        raise KvError("CONFIG", f'the system has no group "{group}"; give its number, which containers share') from error
-
-
-def connect(path: str, group: int | None = None) -> socket.socket:
-    """A connection to a node of our own user, root, or of the user whose folder of ``group`` it is. KvError DISCONNECTED when nobody
-    serves, SETUP when it is another's."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(CONNECT_TIMEOUT_S)
-        connection.connect(path)
-        owner = _check_folder(path, group)
-        _check_server(connection, path, owner)
-        connection.setblocking(False)
-        return connection
-    except KvError:
-        connection.close()
-        raise
-    except OSError as error:
-        connection.close()
-        if error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG) or "too long" in str(error):
-            remedy = "run engine and node as one user, or name a group that both are in"
-            raise KvError("SETUP", f"{path}: cannot be reached ({error}); {remedy}") from error
-        raise KvError("DISCONNECTED", f"{path}: no cache node ({error}); it is tried again", retry=True) from error
-
-
-def _check_folder(path: str, group: int | None) -> int:
-    """Whoever binds a path first is found there: its folder is ours, root's or of the group, and only its owner may write to it. Gives back
-    whose process may serve there besides our own and root's."""
-    folder = os.path.dirname(os.path.abspath(path))
-    found = os.stat(folder)
-    ours = found.st_uid in (0, os.geteuid())
-    if not ours and found.st_gid != group:
-        raise KvError("SETUP", f"{folder}: belongs to user {found.st_uid}, who could put another socket there; use a folder of your own")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise KvError("SETUP", f"{folder}: others may write there; choose a private folder for the socket, or chmod go-w it")
-    return found.st_uid if found.st_gid == group else os.geteuid()
-
-
-def _check_server(connection: socket.socket, path: str, owner: int) -> None:
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if uid not in (0, os.geteuid(), owner):
-        raise KvError("SETUP", f"{path}: is served by a process of user {uid} (pid {pid}), not by ours; choose a private folder")

@@ -11,131 +11,35 @@ next Attach only when all of its loads and reservations were settled: the node g
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import random
 import threading
 import time
-from array import array
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .copies import ArenaRef
+from .attachment import ATTACH_DEADLINE_S, NONE, Attachment, attachment_of
+from .connecting import connect, group_id
 from .errors import KvError
-from .held import HeldTable
-from .hold import hold, own_byte
-from .link import MAX_OUTSTANDING, Exchange, Link, connect, group_id, wake
+from .leases import Load, Reservation
+from .link import Link
 from .protocol import MAX_HASHES, PROTOCOL
-from .requests import OWED_DEADLINE_S, Held, Load, Request, Reservation, TierState, done_count
+from .requests import Held, Request, TierState, done_count
+from .waking import wake
 
 log = logging.getLogger("kvtier")
 
-ATTACH_DEADLINE_S = 5.0
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 #: A session that lived this long was a good one: the next pause is short again.
 GOOD_SESSION_S = 1.0
-#: Copies take milliseconds. After this the next session begins without naming the former, whose slots the node keeps aside.
-DRAIN_LIMIT_S = 30.0
 #: The node ends a load at its deadline by itself; this much later we do.
 GRACE_S = 0.025
 #: Engine and node start at the same time, and nothing is wrong when the node is the slower one by so much.
 START_S = 10.0
 _TURN_S = 1.0
-
-
-class Attachment:
-    """One life of the session: a live link, and the arena that offsets are of."""
-
-    def __init__(self, link: Link, attached: Any, epoch: int, payload_bytes: int, arena: ArenaRef) -> None:
-        self.session: bytes = attached.session
-        self.boot_epoch = epoch
-        #: As this process sees it.
-        self.arena = arena
-        #: The node's KV events carry token ids: a reserve is to say them.
-        self.wants_token_ids = bool(attached.wants_token_ids)
-        #: It knows tickets of pins.
-        self.ends_pins = bool(attached.ends_pins)
-        #: What the node holds, to be read without asking; None: it is asked.
-        self.held: HeldTable | None = None
-        self._link = link
-        self._least = 4096 + attached.header_bytes
-        self._last = attached.arena_bytes - payload_bytes
-        self._ids = itertools.count(3)
-        self._unsettled = 0
-        self._lock = threading.Lock()
-        #: There while somebody waits for the last of them to be settled.
-        self._idle: threading.Event | None = None
-
-    @property
-    def alive(self) -> bool:
-        return self._link.alive
-
-    @property
-    def usable(self) -> bool:
-        """The node is there and answers: it may be asked."""
-        link = self._link
-        return link.end_reason is None and not link.suspended
-
-    @property
-    def suspended(self) -> bool:
-        return self._link.alive and self._link.suspended
-
-    def next_id(self) -> int:
-        return next(self._ids)
-
-    def send(self, exchange: Exchange, *, owed: bool = False, request_id: int | None = None) -> None:
-        """``owed``: gives something back, and passes the bounds; each follows one that did not."""
-        link = self._link
-        if link.end_reason is not None:
-            exchange.on_failure(link.end_reason.again())
-        elif not owed and link.suspended:
-            exchange.on_failure(KvError("DEADLINE", "the cache node does not answer", retry=True))
-        elif not owed and link.outstanding >= MAX_OUTSTANDING:
-            exchange.on_failure(KvError("BUSY", "too many requests wait for the cache node", retry=True))
-        else:
-            link.post(self.next_id() if request_id is None else request_id, exchange)
-            if link.end_reason is not None:  # it ended meanwhile, perhaps before it saw this
-                exchange.on_failure(link.end_reason.again())
-
-    def owe(self, kind: str, fields: dict[str, Any], forget: int | None = None) -> None:
-        """A request that nobody waits for. ``forget``: the request that it ends."""
-
-        def ended(_body: Any) -> int:
-            if forget is not None:
-                self._link.forget(forget)
-            return 0
-
-        self.send(Request(kind, fields, OWED_DEADLINE_S, "done", ended), owed=True)
-
-    def checked(self, offsets: Iterable[int]) -> array[int]:
-        """Offsets as the node says them. KvError PROTOCOL, which ends the link, for a place outside of its arena."""
-        found = array("Q", offsets)
-        if found and (min(found) < self._least or max(found) > self._last):
-            raise KvError("PROTOCOL", "the cache node named an offset outside of its arena")
-        return found
-
-    def begun(self) -> None:
-        with self._lock:
-            self._unsettled += 1
-
-    def settled(self) -> None:
-        with self._lock:
-            self._unsettled -= 1
-            idle = self._idle if self._unsettled == 0 else None
-        if idle is not None:
-            idle.set()
-
-    def drained(self, wait_s: float) -> bool:
-        """Whether all that was leased and reserved is settled; waits for that no longer than told."""
-        with self._lock:
-            if self._unsettled == 0:
-                return True
-            idle = self._idle = threading.Event()
-        return wait_s > 0 and idle.wait(wait_s)
 
 
 class Session:
@@ -175,6 +79,8 @@ class Session:
         }
         #: How often it was attached.
         self.sessions = 0
+        #: Frames of a newer node, of a kind that is not known here; skipped.
+        self.unknown_answers = 0
         #: The last attempt to attach came to nothing, or what was attached has ended.
         self.failing = False
         self._arena_folder = arena_folder
@@ -216,6 +122,13 @@ class Session:
         attachment = self._present()
         table = attachment.held
         return table is not None and attachment.usable and table.lacks(hashes, self.hash_bytes, gaps)
+
+    def in_arena(self, hashes: bytes, *, gaps: bool = False) -> tuple[tuple[int, int], ...] | None:
+        """As a lookup, where all that is held of this chain lies in the arena: its ranges, read beside the arena. They may be too much, and
+        a load of them come short; never too little. None: the node is to be asked."""
+        attachment = self._present()
+        table = attachment.held
+        return table.in_arena(hashes, self.hash_bytes, gaps) if table is not None and attachment.usable else None
 
     def load(
         self, hashes: bytes, *, deadline_s: float, await_s: float = 0.0, on_ready: Callable[[Load], None] | None = None
@@ -300,7 +213,7 @@ class Session:
         """The one to send to; where there is none, one that has ended."""
         attachment = self._attachment
         if attachment is None or self._pid != os.getpid():
-            return _NONE
+            return NONE
         return attachment
 
     def _ask(self, request: Request[Any]) -> Request[Any]:
@@ -319,7 +232,7 @@ class Session:
             began = time.monotonic()
             attachment: Attachment | None = None
             try:
-                link = Link(connect(self.socket_path, self._group), self._wake_fd)
+                link = Link(connect(self.socket_path, self._group), self._wake_fd, self._unknown)
                 try:
                     attachment = self._attached(link, previous)
                     self._serve(link, attachment)
@@ -332,7 +245,7 @@ class Session:
             except Exception:  # a defect of ours ends this life of the session, and not the engine's cache
                 log.exception("kvtier: a session failed")
             if attachment is not None:
-                previous = attachment.session if self._drain(attachment) else b""
+                previous = attachment.session if attachment.drain(self._closing) else b""
             self._let_go(attachment is None or previous != b"")
             if time.monotonic() - began > GOOD_SESSION_S:
                 pause_s = FIRST_PAUSE_S
@@ -350,25 +263,11 @@ class Session:
         if self._closing.is_set() and not request.done:
             raise KvError("CANCELLED", "the session is closed")
         attached = request.result()
-        if len(attached.session) != 16 or not 4096 <= attached.header_bytes + 4096 < attached.arena_bytes < 1 << 53:
-            raise KvError("PROTOCOL", "the cache node described an arena that cannot be")
-        arena = ArenaRef(attached.arena_path, attached.arena_bytes, attached.arena_id).within(self._arena_folder)
-        # The byte that this process holds from now on, and with it every process that maps the arena.
-        byte = own_byte()
-        self._held_fd = hold(arena.lock_path, byte) if attached.has_lock_file else None
-        if self._held_fd is None:  # the node looks at the process instead
-            return Attachment(link, attached, link.epoch or 0, self.payload_bytes, arena)
-        attachment = Attachment(link, attached, link.epoch or 0, self.payload_bytes, replace(arena, lock_byte=byte))
-        table = HeldTable.open(arena.lock_path, self._held_fd, attached.held_tag) if attached.HasField("held_tag") else None
-
-        def confirmed(body: Any) -> int:
-            if body.count == 1:  # it finds our lock there: the file is the one that it writes
-                attachment.held = table
-            return done_count(body)
-
-        # Nobody waits for the answer: it is told before anything that needs slots is asked for.
-        link.post(2, Request("hold", {"byte": byte}, ATTACH_DEADLINE_S, "done", confirmed))
+        attachment, self._held_fd = attachment_of(link, attached, self.payload_bytes, self._arena_folder)
         return attachment
+
+    def _unknown(self) -> None:
+        self.unknown_answers += 1
 
     def _let_go(self, settled: bool) -> None:
         """After the last copy: the node may give away what is left of the session. Otherwise the byte is held until the process ends."""
@@ -387,14 +286,6 @@ class Session:
         if link.end_reason is not None:
             raise link.end_reason
 
-    def _drain(self, attachment: Attachment) -> bool:
-        """Whether all of it is settled; when not, after ``DRAIN_LIMIT_S``, it stays in the node's quarantine."""
-        until = time.monotonic() + DRAIN_LIMIT_S
-        while not self._closing.is_set() and time.monotonic() < until:
-            if attachment.drained(0.1):
-                return True
-        return attachment.drained(0)
-
     def _complain(self, error: KvError) -> None:
         """The same trouble is told once, not at every attempt."""
         if self._closing.is_set() or str(error) == self._complaint:
@@ -403,30 +294,3 @@ class Session:
             return
         self._complaint = str(error)
         log.warning("kvtier: no session with the cache node: %s", error)
-
-
-class _NoLink:
-    """Stands for the link where there is none."""
-
-    end_reason = KvError("DISCONNECTED", "no cache node is attached", retry=True)
-    alive = False
-    suspended = False
-
-
-class _NoAttachment(Attachment):
-    """Whatever is sent there has failed."""
-
-    def __init__(self) -> None:
-        self.held = None
-        self.ends_pins = False
-        self._link = _NoLink()  # type: ignore[assignment]
-        self._ids = itertools.count(2)
-
-    def begun(self) -> None:
-        pass
-
-    def settled(self) -> None:
-        pass
-
-
-_NONE = _NoAttachment()

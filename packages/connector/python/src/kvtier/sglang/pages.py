@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvtier.copies import Copied, Job
+from kvtier.leases import Load
 from kvtier.protocol import BUSY, HELD, MAX_HASHES, REFUSED, RESERVED
-from kvtier.requests import Load
 from kvtier.sglang.shares import Share, Shares
 
 log = logging.getLogger("kvtier.sglang")

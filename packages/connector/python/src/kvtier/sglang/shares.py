@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtier.attachment import Attachment
 from kvtier.copies import Arena, Copies, Layout
 from kvtier.guard import Troubles
-from kvtier.session import Attachment, Session
+from kvtier.session import Session
 from kvtier.sglang import identity
 from kvtier.sglang.options import Options
 from kvtier.sglang.identity import pool_facts

@@ -16,22 +16,18 @@ from typing import Any
 from kvtier.vllm import promises
 from kvtier.vllm.groups import Group, Prefixes
 from kvtier.vllm.known import Known, Loading
+from kvtier.vllm.lookups import Lookups
 from kvtier.vllm.messages import KvtierWorkerMetadata, LoadPlan
 from kvtier.vllm.node import Attached, Node
 from kvtier.vllm.options import Options
 from kvtier.vllm.pace import Pace
-from kvtier.vllm.staging import Lookups, Stage
+from kvtier.vllm.staging import Stage
+from kvtier.vllm.standing import Standing
 
 #: Of one request: its local hit shrank, or it was preempted. After that it is computed.
 MAX_STAGES = 4
 #: Of one request, when the node has answered something else since: it was slow, or came back, and is not silent.
 MAX_LOOKUPS = 2
-
-#: For the only request of an engine it stands so many times its patience longer in a step: vLLM would sleep, step through nothing and
-#: ask again.
-SPARE_PATIENCES = 2
-#: And in so many patiences from its beginning.
-SOON_PATIENCES = 10
 
 _NOTHING = (0, False)
 _LATER = (None, False)
@@ -51,10 +47,7 @@ class Claims:
         self._loading: dict[int, Loading] = {}
         self._next_load = 1
         self._lookup_slow = False
-        #: The engine has one request and no more.
-        self.alone = False
-        #: What is left of the time that this step may stand longer then.
-        self._spare_s = SPARE_PATIENCES * options.patience_us / 1e6
+        self.standing = Standing(options.patience_us / 1e6)
         #: Leases that ended.
         self._released = 0
 
@@ -68,7 +61,8 @@ class Claims:
         known.held = None
         known.lookups = Lookups(attached, list(known.hashes), self._answer_s(known))
         known.asked += 1
-        self._add("unasked" if known.lookups.spared else "lookups", 1)
+        held = known.lookups.held if known.lookups.spared else None
+        self._add("lookups" if held is None else "unasked_hits" if any(held) else "unasked", 1)
         return True
 
     def _answer_s(self, known: Known) -> float:
@@ -85,7 +79,7 @@ class Claims:
         lookups = known.lookups
         if lookups is None:
             return self._not_asked(known, request, local_tokens)
-        if not lookups.done and (self._lookup_slow or not self._wait(lookups)):
+        if not lookups.done and (self._lookup_slow or not self.standing.wait(lookups)):
             self._lookup_slow = True
             if time.monotonic() - known.asked_at < lookups.deadline_s + 0.01:
                 return _LATER
@@ -95,20 +89,6 @@ class Claims:
         if not lookups.spared:
             self._lookup_slow = False
         return self._begin(known, request, local_tokens)
-
-    def _wait(self, what: Lookups | Stage, patience_s: float | None = None) -> bool:
-        """Stands for it, no longer than the engine's patience allows."""
-        patience_s = self._options.patience_us / 1e6 if patience_s is None else patience_s
-        if not self.alone:
-            return what.wait(patience_s)
-        began = time.monotonic()
-        came = what.wait(patience_s + self._spare_s)
-        self._spare_s -= max(0.0, time.monotonic() - began - patience_s)
-        return came
-
-    def _soon(self, stage: Stage) -> bool:
-        """Not of what comes from a disk or another host: meanwhile the engine's loop is there for who comes next."""
-        return self.alone and self._spare_s > 0 and stage.asked_at - stage.began_at < SOON_PATIENCES * self._options.patience_us / 1e6
 
     def _unanswered(self, known: Known, why: str) -> tuple[int | None, bool]:
         """A node that is silent is not asked again, and who waits for it does so once."""
@@ -156,7 +136,7 @@ class Claims:
         deadline_s = max(deadline_ms / 1e3, await_s)
         stage = known.stage = Stage(lookups, self._node.copies, prefixes, local_tokens, end, deadline_s, await_s)
         self._add("loads", 1)
-        if options.patience_us and self._wait(stage):
+        if options.patience_us and self.standing.wait(stage):
             return self._staged(known, stage, request, local_tokens)
         return _LATER
 
@@ -189,7 +169,7 @@ class Claims:
             self.leave(known)
             self._add("restaged", 1)
             return self._begin(known, request, local_tokens)
-        if not stage.poll() and not (self._soon(stage) and self._wait(stage, 0.0)):
+        if not stage.poll() and not self.standing.wait_soon(stage):
             return _LATER
         bad = stage.take_bad()
         if bad:
@@ -276,7 +256,7 @@ class Claims:
 
     def take_plans(self) -> list[LoadPlan]:
         planned, self.planned = self.planned, []
-        self._spare_s = SPARE_PATIENCES * self._options.patience_us / 1e6
+        self.standing.step()
         return planned
 
     def through(self, told: KvtierWorkerMetadata) -> list[tuple[str, bool]]:

@@ -17,9 +17,9 @@ from typing import Any
 from kvtier.vllm import promises
 from kvtier.vllm.groups import Group, align_tokens
 from kvtier.vllm.known import Known
+from kvtier.vllm.lookups import chains_of, hashes_of
 from kvtier.vllm.node import Attached, Node
 from kvtier.vllm.options import Options
-from kvtier.vllm.staging import chains_of, hashes_of
 
 
 class Handing:

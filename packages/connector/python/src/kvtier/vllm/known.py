@@ -8,8 +8,9 @@ from typing import Any
 
 from kvtier.vllm import promises
 from kvtier.vllm.groups import Group
+from kvtier.vllm.lookups import Lookups
 from kvtier.vllm.messages import Rank
-from kvtier.vllm.staging import Lookups, Stage
+from kvtier.vllm.staging import Stage
 
 
 @dataclass
@@ -70,6 +71,9 @@ class Known:
         for group, ranges in zip(groups, held):
             if ranges and not group.window_tokens:
                 first, end = ranges[0]
+                if lookups.spared:
+                    # What was read may be a block too much. Chains shrink from their tail: where the node has the last one, it has all.
+                    end -= 1
                 if first == 0 and end > offered[group.index]:
                     offered[group.index] = end
         return True

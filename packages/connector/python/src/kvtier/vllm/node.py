@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtier.attachment import Attachment
 from kvtier.copies import Arena, ArenaRef, Copies
 from kvtier.errors import KvError
-from kvtier.session import Attachment, Session
+from kvtier.session import Session
 from kvtier.vllm import identity, roots
 from kvtier.vllm.groups import Group, Unsupported
 from kvtier.vllm.guard import Troubles
@@ -80,6 +81,8 @@ class Node:
         self._poked = threading.Event()
         self._lock = threading.Lock()
         self._cached: Attached | None = None
+        #: Of sessions that are closed.
+        self._unknown_before = 0
         self._thread = threading.Thread(target=self._run, name="kvtier-node", daemon=True)
 
     # ---- of the engine's loop -------------------------------------------------------------------------------------------
@@ -148,9 +151,15 @@ class Node:
         with self._lock:
             self._generation = generation
             old, self._sessions, self._cached = self._sessions, (), None
+            self._unknown_before += sum(session.unknown_answers for session in old)
         for session in old:
             session.close(0.0)
         self._poked.set()
+
+    @property
+    def unknown_answers(self) -> int:
+        """What a newer node said that is not known here."""
+        return self._unknown_before + sum(session.unknown_answers for session in self._sessions)
 
     def pin(self, attached: Attached, chains: dict[int, bytes], ttl_s: float, ticket: bytes = b"") -> bool:
         """As soon as they are committed; see `Pinning.add`."""

@@ -16,16 +16,17 @@ from collections.abc import Collection
 from typing import Any
 
 from kvtier.vllm import hints, identity, promises
-from kvtier.vllm.claims import SPARE_PATIENCES, Claims
+from kvtier.vllm.claims import Claims
 from kvtier.vllm.filled import Filled
 from kvtier.vllm.groups import Group, Unsupported, align_tokens, groups_of
 from kvtier.vllm.guard import Troubles
 from kvtier.vllm.handing import Handing
 from kvtier.vllm.known import Known
+from kvtier.vllm.lookups import chains_of
 from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, LoadPlan, Rank
 from kvtier.vllm.node import Attached, Node
 from kvtier.vllm.options import Options
-from kvtier.vllm.staging import chains_of
+from kvtier.vllm.standing import SPARE_PATIENCES
 from kvtier.vllm.storing import Holder, Stores
 
 log = logging.getLogger("kvtier.vllm")
@@ -117,7 +118,7 @@ class SchedulerHalf:
         claims = self._claims
         if known is None or claims is None or not known.loads or known.denied or self._troubles.stopped:
             return 0, False
-        claims.alone = len(self._requests) == 1
+        claims.standing.alone = len(self._requests) == 1
         return claims.matched(known, request, local_tokens)
 
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
@@ -256,6 +257,11 @@ class SchedulerHalf:
             self._stores.drop_unplanned()
         self._node.renew(os.urandom(16))
         return True
+
+    def counted(self) -> dict[str, int]:
+        """All that was counted, since the start."""
+        unknown = self._node.unknown_answers if self._node is not None else 0
+        return {**self.counters, "unknown_answers": unknown}
 
     def shutdown(self) -> None:
         if self._claims is not None:

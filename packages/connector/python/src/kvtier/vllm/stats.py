@@ -11,6 +11,7 @@ PREFIX = "vllm:kvtier_"
 COUNTERS: dict[str, str] = {
     "lookups": "requests that the cache node was asked about",
     "unasked": "requests that the cache node need not be asked about: its table of held blocks has nothing of them",
+    "unasked_hits": "requests that the cache node need not be asked about: by its table of held blocks, all of it lies in its arena",
     "loads": "prefixes that were leased",
     "loaded_tokens": "prompt tokens that were claimed from the tier",
     "loaded_blocks": "blocks that were claimed from the tier over native offloading",
@@ -33,6 +34,7 @@ COUNTERS: dict[str, str] = {
     "bounced_bytes": "bytes that went to or from a GPU over a buffer, since the arena was not pinned",
     "late_blocks": "blocks that a GPU has not copied within its deadline",
     "pins_refused": "arenas that the system did not pin",
+    "unknown_answers": "frames of a newer node, of a kind that is not known here; skipped",
     "troubles": "callbacks that failed",
 }
 
@@ -64,7 +66,7 @@ class Since:
 
     def of(self, scheduler: Any, worker: Any, troubles: int) -> KvtierStats | None:
         """What the halves of this process have counted; either may be None."""
-        now: dict[str, int] = dict(scheduler.counters) if scheduler is not None else {}
+        now: dict[str, int] = scheduler.counted() if scheduler is not None else {}
         if worker is not None:
             now["loaded_bytes"] = worker.loaded_bytes
             now["stored_bytes"] = worker.stored_bytes

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvtier.leases import Reservation
 from kvtier.protocol import RESERVED
-from kvtier.requests import Reservation
 from kvtier.vllm.groups import Group
+from kvtier.vllm.lookups import hashes_of
 from kvtier.vllm.messages import Part, StorePlan, packed, unpacked
 from kvtier.vllm.node import Attached
-from kvtier.vllm.staging import hashes_of
 
 RESERVE_DEADLINE_S = 1.0
 #: Offers under way.
