@@ -13,13 +13,12 @@
 import { execFileSync } from 'node:child_process';
 import { copyFileSync, existsSync, mkdirSync, readdirSync, readFileSync, realpathSync, writeFileSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
+import { bundling, commonJs, licencesOf, nativePackages } from './bundling.mjs';
 import { root, SetupError } from './command.mjs';
 import { programSources } from './programs.mjs';
 
 const sources = { ...programSources, 'bench/gpu-system': 'bench/gpu-system/main.ts' };
 const demo = 'models/demo/model';
-/** Packages with native parts, and what they read beside the files that Node loads; which these are is found by asking it. */
-const nativePackages = { zeromq: ['build/manifest.json'], 'lz4-napi': [] };
 
 /**
  * @param {string} folder made here
@@ -39,31 +38,22 @@ export async function packSystem(folder, modules) {
 
 async function bundle(folder) {
   const { build } = await import('esbuild');
-  await build({
+  const { metafile } = await build({
+    ...bundling,
     absWorkingDir: root,
     entryPoints: sources,
     outdir: join(folder, 'build/programs'),
-    bundle: true,
-    splitting: true,
     minifyWhitespace: true,
-    format: 'esm',
-    platform: 'node',
-    target: 'node20',
-    outExtension: { '.js': '.mjs' },
-    chunkNames: 'shared/[hash]',
-    external: [...Object.keys(nativePackages), 'tsx', 'msgpackr-extract'],
-    // Packages in CommonJS expect these; the folder is what lies above build/programs.
+    metafile: true,
     banner: {
       js: [
-        "import { createRequire as kvtierRequire } from 'node:module';",
         "const kvtierRoot = import.meta.url.slice(0, import.meta.url.lastIndexOf('/build/programs/') + 1);",
-        'const require = kvtierRequire(import.meta.url);',
-        'const __dirname = import.meta.dirname;',
+        commonJs,
       ].join('\n'),
     },
-    logLevel: 'silent',
     plugins: [ourPlaces],
   });
+  writeFileSync(join(folder, 'build/programs/licences-of-packages.txt'), licencesOf(metafile));
   writeFileSync(join(folder, 'build/programs/inputs.json'), JSON.stringify({ root: null, inputs: {} }));
 }
 

@@ -1,17 +1,28 @@
 /**
  * Our programs, each as one file of JavaScript below build/programs: from their sources, hundreds of files that are read and
- * translated one by one, a service takes a second or two of a CPU to start; from here a third to a fifth of that. Only our own
- * code is bundled. `inputs.json` names every source with its size and time: who starts a program (packages/cli/src/programs.ts)
- * takes the bundle as long as none has changed, else the sources, so that no build is ever older than what it was made of.
+ * translated one by one, a service takes a second or two of a CPU to start; from here a fifth of that. Packages are bundled, too, but
+ * for those with native parts and those that are loaded when they are wanted; their licences lie beside the programs.
+ * `inputs.json` names every source with its size and time, and npm's list of what it installed: who starts a program
+ * (packages/cli/src/programs.ts) takes the bundle as long as none has changed, else the sources, so that no build is ever older than
+ * what it was made of.
  */
 import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { join, relative } from 'node:path';
 import { pathToFileURL } from 'node:url';
+import { bundling, commonJs, licencesOf } from './bundling.mjs';
 import { root } from './command.mjs';
 import { step } from './progress.mjs';
+import { withoutPackages } from './source-maps.mjs';
 
 const folder = join(root, 'build/programs');
 const inputsFile = join(folder, 'inputs.json');
+/** What else decides the result: npm's list of packages is written anew whenever it installs any. */
+const besides = [
+  'scripts/lib/programs.mjs',
+  'scripts/lib/bundling.mjs',
+  'scripts/lib/source-maps.mjs',
+  'node_modules/.package-lock.json',
+];
 /** Program → its source. Threads are programs, too. */
 export const programSources = {
   'services/coordinator/main': 'services/coordinator/src/main.ts',
@@ -45,32 +56,27 @@ export async function ensurePrograms() {
   if (programsAreCurrent()) return;
   await step('bundle the programs', async () => {
     const { build } = await import('esbuild');
-    const before = new Map();
+    const before = new Map(besides.map((path) => [join(root, path), stateOf(join(root, path))]));
     const { metafile, outputFiles } = await build({
+      ...bundling,
       absWorkingDir: root,
-      entryPoints: Object.fromEntries(Object.entries(programSources).map(([name, path]) => [name, path])),
+      entryPoints: programSources,
       outdir: folder,
-      bundle: true,
-      splitting: true,
-      format: 'esm',
-      platform: 'node',
-      target: 'node20',
       sourcemap: 'linked',
       sourcesContent: false,
-      outExtension: { '.js': '.mjs' },
-      chunkNames: 'shared/[hash]',
       metafile: true,
       write: false,
-      logLevel: 'silent',
-      plugins: [ourCodeOnly(before)],
+      banner: { js: commonJs },
+      plugins: [ourPlaces(before)],
     });
     mkdirSync(folder, { recursive: true });
-    for (const { path, contents } of outputFiles) {
+    for (const { path, contents, text } of outputFiles) {
       mkdirSync(join(path, '..'), { recursive: true });
-      writeFileSync(`${path}.new`, contents);
+      writeFileSync(`${path}.new`, path.endsWith('.map') ? withoutPackages(text) : contents);
     }
     for (const { path } of outputFiles) renameSync(`${path}.new`, path); // who starts meanwhile sees the old one or the new one
-    const inputs = Object.fromEntries(Object.keys(metafile.inputs).map((path) => [path, before.get(join(root, path))]));
+    writeFileSync(join(folder, 'licences-of-packages.txt'), licencesOf(metafile));
+    const inputs = Object.fromEntries([...before].map(([path, state]) => [relative(root, path), state]));
     writeFileSync(`${inputsFile}.new`, JSON.stringify({ root, inputs }));
     renameSync(`${inputsFile}.new`, inputsFile);
     removeOld(new Set(outputFiles.map(({ path }) => path)));
@@ -78,11 +84,15 @@ export async function ensurePrograms() {
 }
 
 /** @param {Map<string, string>} before filled with the state of each source from before it is read */
-const ourCodeOnly = (before) => ({
-  name: 'our code only',
+const ourPlaces = (before) => ({
+  name: 'our places',
   setup({ onLoad, onResolve }) {
-    onResolve({ filter: /^[^./]/ }, ({ path, kind }) =>
-      kind === 'entry-point' || path.startsWith('@kvtier/') ? undefined : { path, external: true },
+    // What is loaded when it is wanted (the clients of S3 and Kubernetes, larger than all the rest) is read from where it lies: of a
+    // package in CommonJS esbuild gives whoever loads it so no names.
+    onResolve({ filter: /^[^./]/ }, ({ path, kind, importer }) =>
+      kind === 'dynamic-import' && !path.startsWith('@kvtier/') && !importer.includes('/node_modules/')
+        ? { path, external: true }
+        : undefined,
     );
     onLoad({ filter: /\.ts$/ }, ({ path }) => {
       before.set(path, stateOf(path));
