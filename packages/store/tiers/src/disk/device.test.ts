@@ -173,7 +173,11 @@ it('a folder that is removed before its node ends, or while it does, is no troub
   remove();
   const other = await open();
   await first.close();
-  expect([existsSync(join(dir, 'checkpoint.kvc')), lines]).toEqual([false, []]);
+  // (A file that was just being made there fails the device, which is told.)
+  expect([existsSync(join(dir, 'checkpoint.kvc')), lines.filter((line) => line.includes('checkpoint'))]).toEqual([
+    false,
+    [],
+  ]);
   await other.close();
   expect(existsSync(join(dir, 'checkpoint.kvc'))).toBe(true);
 });
