@@ -72,7 +72,7 @@ export async function ensurePrograms() {
     mkdirSync(folder, { recursive: true });
     for (const { path, contents, text } of outputFiles) {
       mkdirSync(join(path, '..'), { recursive: true });
-      writeFileSync(`${path}.new`, path.endsWith('.map') ? withoutPackages(text) : contents);
+      writeFileSync(`${path}.new`, path.endsWith('.map') ? await withoutPackages(text) : contents);
     }
     for (const { path } of outputFiles) renameSync(`${path}.new`, path); // who starts meanwhile sees the old one or the new one
     writeFileSync(join(folder, 'licences-of-packages.txt'), licencesOf(metafile));

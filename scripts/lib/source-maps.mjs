@@ -2,10 +2,10 @@
  * A source map without what it says of packages: Node parses a map whole when the first stack goes through its file, and those of packages
  * are many times ours. Where a package's code stands the map says nothing, so that its frames are told as they are in the bundle.
  */
-import { decode, encode } from '@jridgewell/sourcemap-codec';
 
 /** @param {string} text a map, as JSON */
-export function withoutPackages(text) {
+export async function withoutPackages(text) {
+  const { decode, encode } = await import('@jridgewell/sourcemap-codec'); // set-up begins without any package
   const { sources, mappings, ...rest } = JSON.parse(text);
   const kept = sources.filter((path) => !path.includes('node_modules/'));
   const place = sources.map((path) => kept.indexOf(path));

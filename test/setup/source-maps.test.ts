@@ -3,7 +3,7 @@ import { build } from 'esbuild';
 import { expect, it } from 'vitest';
 
 const script = new URL('../../scripts/lib/source-maps.mjs', import.meta.url).href;
-const { withoutPackages } = (await import(script)) as { withoutPackages: (text: string) => string };
+const { withoutPackages } = (await import(script)) as { withoutPackages: (text: string) => Promise<string> };
 
 it('what a map says of our lines stays as it was, and of packages it says nothing', async () => {
   const files: Record<string, string> = {
@@ -22,7 +22,7 @@ it('what a map says of our lines stays as it was, and of packages it says nothin
     ...{ entryPoints: ['main.ts'], bundle: true, format: 'esm', sourcemap: 'linked', outdir: '/virtual', write: false },
     plugins: [virtual],
   });
-  const [whole, ours] = [outputFiles[0]!.text, withoutPackages(outputFiles[0]!.text)].map(
+  const [whole, ours] = [outputFiles[0]!.text, await withoutPackages(outputFiles[0]!.text)].map(
     (text) => new SourceMap(JSON.parse(text) as SourceMapPayload),
   );
   const where = (map: SourceMap, line: number, column: number): string => {
