@@ -12,7 +12,7 @@ import { pathToFileURL } from 'node:url';
 import { bundling, commonJs, licencesOf } from './bundling.mjs';
 import { root } from './command.mjs';
 import { step } from './progress.mjs';
-import { withoutPackages } from './source-maps.mjs';
+import { linesOfOurs } from './source-maps.mjs';
 
 const folder = join(root, 'build/programs');
 const inputsFile = join(folder, 'inputs.json');
@@ -72,7 +72,7 @@ export async function ensurePrograms() {
     mkdirSync(folder, { recursive: true });
     for (const { path, contents, text } of outputFiles) {
       mkdirSync(join(path, '..'), { recursive: true });
-      writeFileSync(`${path}.new`, path.endsWith('.map') ? await withoutPackages(text) : contents);
+      writeFileSync(`${path}.new`, path.endsWith('.map') ? await linesOfOurs(text) : contents);
     }
     for (const { path } of outputFiles) renameSync(`${path}.new`, path); // who starts meanwhile sees the old one or the new one
     writeFileSync(join(folder, 'licences-of-packages.txt'), licencesOf(metafile));

@@ -2,7 +2,7 @@
  * The cache node's configuration: its tiers, what the store does with each of them, and who may hold how much. What one
  * field can tell is refused by its type, what two fields tell together at the end; each problem is one line with its path.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import { groupSchema } from './group.ts';
 import { nodeEventsSchema } from './kv-events.ts';
 import { nodeMembershipSchema } from './membership.ts';

@@ -1,5 +1,5 @@
 /** The coordinator's configuration (docs/operating.md, "Several workers"). */
-import { z } from 'zod';
+import * as z from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
 import { discoverySchema } from './discovery.ts';
 import { endpointPickerSchema } from './endpoint-picker.ts';

@@ -2,7 +2,7 @@
  * Discovery: how a coordinator learns who may be asked (docs/cluster.md). Three ways: the configuration itself, a list in Redis that
  * members keep up themselves, or Kubernetes. What only the sources can tell is refused or told of when discovery runs.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import { nodeRecordSchema, workerRecordSchema } from './membership.ts';
 import { memberServersSchema } from './redis.ts';
 

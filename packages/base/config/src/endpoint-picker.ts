@@ -2,7 +2,7 @@
  * The endpoint picker: where gateways ask (Envoy's ext_proc), where its health is asked, and its bounds. Invariant: beyond loopback it
  * speaks TLS, and lets in whoever shows a certificate, unless the configuration says that the network is trusted.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import { checkListener, ip, isLoopback, port, serverTlsSchema } from './listener.ts';
 
 const milliseconds = z.number().int().min(1).max(86_400_000);

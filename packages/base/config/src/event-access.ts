@@ -2,7 +2,7 @@
  * How a coordinator may read KV events of members on other hosts: with CURVE keys, by which publisher and reader know each other and what
  * is said is encrypted. On Unix sockets and on loopback nothing of this is needed.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import { curveKeysIn, curvePublicKey } from './curve-keys.ts';
 import { curveSecretFile } from './kv-events.ts';
 import { milliseconds } from './listener.ts';

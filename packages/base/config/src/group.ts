@@ -1,7 +1,7 @@
 /** A group of the system, by its name or number: who may use a cache node besides its own user. */
 import { readFileSync } from 'node:fs';
 import { KvError } from '@kvtier/errors';
-import { z } from 'zod';
+import * as z from 'zod';
 
 export const groupSchema = z
   .union([

@@ -4,7 +4,7 @@
  */
 import { readFileSync } from 'node:fs';
 import { KvError } from '@kvtier/errors';
-import { z } from 'zod';
+import * as z from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
 import { groupSchema } from './group.ts';
 import { kvEventsSchema } from './kv-events.ts';

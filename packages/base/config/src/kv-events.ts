@@ -2,7 +2,7 @@
  * Publishing of KV events, by an engine worker and by a cache node alike. What only the sockets and the keys can tell is refused when
  * the publisher starts. Names: vLLM's KVEventsConfig.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import { curveKeyIn, curveKeysIn } from './curve-keys.ts';
 import { milliseconds } from './listener.ts';
 import { RenewedFiles } from './renewed-files.ts';

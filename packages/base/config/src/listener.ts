@@ -3,7 +3,7 @@
  * key, unless the configuration says that the network is trusted.
  */
 import { isIP } from 'node:net';
-import { z } from 'zod';
+import * as z from 'zod';
 
 export const milliseconds = z.number().int().min(1).max(86_400_000);
 const file = z.string().min(1);

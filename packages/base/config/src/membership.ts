@@ -2,7 +2,7 @@
  * What members of a cluster say of themselves, whichever way they are discovered: one form in configuration (static), in Redis and,
  * made of labels and ports, from Kubernetes. Everything in it comes from outside: it is parsed before it is used.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import { isCurveKey } from './curve-keys.ts';
 import { memberServersSchema } from './redis.ts';
 

@@ -1,5 +1,5 @@
 /** Where the machinery around a coordinator asks, and nobody else: probes and scrapes (docs/operating.md, "Health and metrics"). */
-import { z } from 'zod';
+import * as z from 'zod';
 import { checkHttpListener, httpHost, port, serverTlsSchema } from './listener.ts';
 
 export const operationsSchema = z

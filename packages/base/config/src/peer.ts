@@ -2,7 +2,7 @@
  * Peers: which nodes exchange blocks, and how they know each other. Invariant: bytes travel in the clear only on loopback, or where
  * the configuration says that the network is trusted; nobody is let in without a secret or a certificate.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import { ip, isLoopback, milliseconds, port } from './listener.ts';
 import { secretsIn } from './peer-secrets.ts';
 import { RenewedFiles } from './renewed-files.ts';

@@ -2,7 +2,7 @@
  * The planner: what the load is measured against, and where KEDA asks how many workers it needs (docs/handoff.md, "How many workers").
  * Invariant: beyond loopback the scaler speaks TLS, and lets in whoever shows a certificate, unless the network is said to be trusted.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import { checkListener, ip, port, serverTlsSchema } from './listener.ts';
 
 const milliseconds = z.number().min(1).max(3_600_000);

@@ -1,5 +1,5 @@
 /** Prefill and decode apart for pods with OpenAI's API (docs/handoff.md, "Pods of vLLM and SGLang"): when, and how long it may take. */
-import { z } from 'zod';
+import * as z from 'zod';
 
 export const podHandOffSchema = z.strictObject({
   /** Prompt tokens that the decode pod would have to compute: with fewer a request is not split. */

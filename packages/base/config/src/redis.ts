@@ -2,7 +2,7 @@
  * Redis, as configuration has it: the tier (docs/operating.md, "Redis"), and the list of a cluster's members (docs/cluster.md). What a schema can see is refused here; what only the files and the
  * servers can tell, when the tier opens.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import { milliseconds } from './listener.ts';
 
 const keyPrefix = z

@@ -2,7 +2,7 @@
  * The S3 tier's configuration, docs/operating.md ("S3"). What a schema can see is refused here; what only the files and the server
  * can tell, when the tier opens.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import { milliseconds } from './listener.ts';
 
 export const s3Schema = z

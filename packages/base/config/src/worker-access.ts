@@ -3,7 +3,7 @@
  * loopback nothing of this is needed, and of openai workers nothing where the network is said to be trusted.
  */
 import { KvError } from '@kvtier/errors';
-import { z } from 'zod';
+import * as z from 'zod';
 import { milliseconds } from './listener.ts';
 import { RenewedFiles } from './renewed-files.ts';
 import { type OnProblem, RenewedPems } from './renewed-pems.ts';

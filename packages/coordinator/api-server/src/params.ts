@@ -6,7 +6,7 @@
  * Extensions, by the names that vLLM gave them: top_k, ignore_eos, stop_token_ids, cache_salt, kv_cache_report_mode,
  * return_token_ids.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import type { ChatMessage } from './chat-template.ts';
 import { badParameter } from './errors.ts';
 

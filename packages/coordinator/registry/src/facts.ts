@@ -4,7 +4,7 @@
  */
 import { KvError } from '@kvtier/errors';
 import type { Description } from '@kvtier/wire/grpc';
-import { z } from 'zod';
+import * as z from 'zod';
 import type { WorkerFacts } from './worker.ts';
 
 /** Beyond this a number is nonsense, whatever it counts. */

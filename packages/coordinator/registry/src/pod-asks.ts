@@ -5,7 +5,7 @@
  */
 import { KvError } from '@kvtier/errors';
 import { Pool } from 'undici';
-import { z } from 'zod';
+import * as z from 'zod';
 import { checked } from './facts.ts';
 import { livingTimeout, type Patience } from './living-timeout.ts';
 import { authorizationOf, connectorOf, gone, type PodAddress } from './pod-connection.ts';

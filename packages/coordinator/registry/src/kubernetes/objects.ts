@@ -1,6 +1,6 @@
 /** What is read of pods and EndpointSlices, and nothing else of them. They come from outside: these schemas are the only way in. */
 import { KvError } from '@kvtier/errors';
-import { z } from 'zod';
+import * as z from 'zod';
 
 const word = z.string().max(1_024);
 const labels = z.record(word, z.string().max(262_144)).nullish();
