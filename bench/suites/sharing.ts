@@ -33,7 +33,6 @@ const models: Readonly<Record<string, readonly number[]>> = {
 };
 const defaultRounds = 12;
 const warmUps = 4;
-const arenaBytes = 1 << 30;
 const blockTokens = 16;
 /** Ids of ordinary words in the demo tokenizer, which all of them use. */
 const tokenIds = { from: 300, to: 1300 };
@@ -98,6 +97,12 @@ const suite: Suite = {
 };
 export default suite;
 
+/** Nothing is evicted: of any of the models a token has 16 KiB at most, and a quarter more is what a tier keeps free. */
+function arenaBytesFor(lengths: readonly number[], rounds: number): number {
+  const bytes = (rounds + warmUps) * sum(lengths) * (16 << 10) * 1.25;
+  return Math.ceil(bytes / (64 << 20)) * (64 << 20);
+}
+
 async function modelFolder(context: BenchContext, model: string): Promise<string> {
   if (model !== 'wide') return (await resolveModel(model === 'demo' ? model : `random:${model}`)).dir;
   const folder = join(context.scratchDir, 'wide');
@@ -117,6 +122,7 @@ async function measure(
   const sharing = new SharingHosts(cluster, folder);
   try {
     const dir = await modelFolder(context, model);
+    const arenaBytes = arenaBytesFor(lengths, rounds);
     const first = await sharing.worker('a', dir, await sharing.node('a', [], arenaBytes));
     const asked: Record<Way, Worker> = {
       planned: await sharing.worker('b', dir, await sharing.node('b', ['a'], arenaBytes)),

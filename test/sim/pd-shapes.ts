@@ -2,7 +2,7 @@
  * What one prefill and one decode worker are worth beside two combined ones, and the decision beside always and never, in virtual time:
  * the load of `npm run bench -- pd`, for machines and links of any speed.
  */
-import { type Asked, play } from './handoff-load.ts';
+import { type Asked, play as playLoad } from './handoff-load.ts';
 import { VirtualWorker } from './virtual-workers.ts';
 
 /** A machine, its link, and what it is asked. */
@@ -36,7 +36,18 @@ export interface PdFigures {
 
 const seconds = 60;
 
-export async function played(shape: Shape, way: Way, seeds: readonly number[], load = shape.load): Promise<Asked[]> {
+const known = new Map<string, Promise<Asked[]>>();
+
+/** The same is played once, however often it is asked for; where nothing is split nothing travels, and no link tells two shapes apart. */
+export function played(shape: Shape, way: Way, seeds: readonly number[], load = shape.load): Promise<Asked[]> {
+  const linkBlocksPerS = way === 'combined' || way === 'never' ? 0 : shape.linkBlocksPerS;
+  const key = JSON.stringify([{ ...shape, linkBlocksPerS, load }, way, seeds]);
+  const one = known.get(key) ?? play(shape, way, seeds, load);
+  known.set(key, one);
+  return one;
+}
+
+async function play(shape: Shape, way: Way, seeds: readonly number[], load: number): Promise<Asked[]> {
   const { tokensPerS, stepTokens, stepS, stepPerRequestS, linkBlocksPerS } = shape;
   const prompt = { promptTokens: shape.promptTokens, answerTokens: 8, ttftMs: undefined };
   const stream = { promptTokens: shape.streamTokens, answerTokens: shape.streamAnswer, ttftMs: undefined };
@@ -52,7 +63,7 @@ export async function played(shape: Shape, way: Way, seeds: readonly number[], l
   for (const seed of seeds) {
     const steps = { stepTokens, stepS, stepPerRequestS };
     const workers = roles.map((role, at) => new VirtualWorker(at, role, 20_000, tokensPerS, 1, steps, linkBlocksPerS));
-    all.push(...(await play(seed, workers, limits, arriving, seconds)));
+    all.push(...(await playLoad(seed, workers, limits, arriving, seconds)));
   }
   return all;
 }
