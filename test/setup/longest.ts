@@ -3,7 +3,7 @@
 /** Twenty seconds and more, the longest first: FOLDER/NAME of `*.slow.test.ts`, as KVTIER_TEST_COSTS tells them. */
 export const longest = [
   ...['e2e/vllm-contract', 'e2e/python', 'e2e/cluster-deaths', 'src/cuda-kernels', 'src/gpu-session', 'sim/apart'],
-  ...['src/cuda-spills', 'src/membership', 'e2e/up', 'src/nonsense', 'faults/redis-server', 'e2e/shared-call'],
+  ...['src/cuda-spills', 'src/membership', 'e2e/up', 'faults/nonsense', 'faults/redis-server', 'e2e/shared-call'],
   ...['e2e/demo', 'e2e/sglang-contract', 'faults/s3-server', 'src/text-pool', 'e2e/npm-start', 'faults/node-s3'],
   ...['e2e/cluster-redis', 'e2e/cluster', 'src/replaced-model', 'e2e/hand-off-faults', 'faults/engine-node'],
 ];

@@ -5,11 +5,11 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { program } from '@kvtier/cli';
 import { ScriptedEngine, say } from '@kvtier/registry/testing';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
-const main = join(import.meta.dirname, 'main.ts');
-const modelDir = join(import.meta.dirname, '../../../models/demo/model');
+const modelDir = join(import.meta.dirname, '../../models/demo/model');
 
 let dir: string;
 let engine: ScriptedEngine;
@@ -32,7 +32,7 @@ afterEach(async () => {
 function start(config: unknown): { child: ChildProcess; stderr: () => string } {
   const file = join(dir, 'config.json');
   writeFileSync(file, JSON.stringify(config));
-  const started = spawn(process.execPath, ['--import', 'tsx', main, '--config', file], {
+  const started = spawn(process.execPath, [...program('coordinator'), '--config', file], {
     stdio: ['ignore', 'inherit', 'pipe', 'ipc'],
   });
   let stderr = '';

@@ -9,14 +9,14 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import type { WorstTurns } from '@kvtier/api-server/testing';
+import { program } from '@kvtier/cli';
 import { event, ScriptedEngine } from '@kvtier/registry/testing';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { type ThreadWaits, threadWaits, waitedBetween } from '../../../test/e2e/cpu-waits.ts';
+import { type ThreadWaits, threadWaits, waitedBetween } from '../e2e/cpu-waits.ts';
 
-const main = join(import.meta.dirname, 'main.ts');
-const flood = join(import.meta.dirname, '../../../packages/coordinator/api-server/src/testing/flood.ts');
-const turns = join(import.meta.dirname, '../../../packages/coordinator/api-server/src/testing/turns.ts');
-const modelDir = join(import.meta.dirname, '../../../models/demo/model');
+const flood = join(import.meta.dirname, '../../packages/coordinator/api-server/src/testing/flood.ts');
+const turns = join(import.meta.dirname, '../../packages/coordinator/api-server/src/testing/turns.ts');
+const modelDir = join(import.meta.dirname, '../../models/demo/model');
 const loader = import.meta.resolve('tsx');
 const bytes = Number(process.env.KVTIER_FLOOD_BYTES ?? 4 << 20);
 const clients = Number(process.env.KVTIER_FLOOD_CLIENTS ?? 12);
@@ -127,7 +127,7 @@ const memory = (pid: number): { now: number; most: number } => {
 it('streams go on and memory is bounded while many clients send large nonsense', async () => {
   const file = join(dir, 'config.json');
   writeFileSync(file, JSON.stringify({ port: 0, engine: `unix:${dir}/engine.sock`, logLevel: 'error' }));
-  const server = run(['--import', turns, main, '--config', file], 'ipc');
+  const server = run(['--import', turns, ...program('coordinator'), '--config', file], 'ipc');
   const [{ ready }] = (await once(server, 'message')) as [{ ready: { url: string } }];
   /** Pieces of all streams come one after another: one look is enough for them. */
   let looked = { atMs: 0, waits: new Map() as ThreadWaits };
