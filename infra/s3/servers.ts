@@ -87,9 +87,15 @@ export class S3Server {
   }
 
   /** The user's secret key is another one; the one before is refused from then on. */
-  async setSecret(secretAccessKey: string): Promise<void> {
-    const key = [`--access-key=${s3Credentials.accessKeyId}`, `--secret-key=${secretAccessKey}`];
-    await this.#tool('radosgw-admin', ['-n', 'client.rgw', 'key', 'create', '--uid=kvtier', '--key-type=s3', ...key]);
+  async setSecret(secretAccessKey: string, accessKeyId = s3Credentials.accessKeyId): Promise<void> {
+    await this.#key('create', `--access-key=${accessKeyId}`, `--secret-key=${secretAccessKey}`);
+  }
+
+  /** The user has it no more. */
+  revoke = (accessKeyId: string): Promise<void> => this.#key('rm', `--access-key=${accessKeyId}`);
+
+  async #key(what: string, ...args: readonly string[]): Promise<void> {
+    await this.#tool('radosgw-admin', ['-n', 'client.rgw', 'key', what, '--uid=kvtier', '--key-type=s3', ...args]);
   }
 
   async stop(): Promise<void> {

@@ -54,6 +54,7 @@ function kept<T extends { close(): Promise<void> }>(tier: T): T {
 
 /** A file that is none, then the right one: the first is told, and what follows says when the second is in use. */
 async function renew(name: string, good: string): Promise<void> {
+  told = [];
   replace(name, '\n');
   await vi.waitFor(() => expect(told.length).toBe(1), limit);
   expect(told[0]).toMatch(/: not read again \(.*\); the one before stays in use$/);
@@ -134,7 +135,7 @@ describe('Redis', () => {
   }, 120_000);
 });
 
-it('S3: a secret key that is another one, at the server first', async () => {
+it('S3: a secret key that is another one, at the server first; both of a pair', async () => {
   const server = await S3Server.start();
   ends.push(() => server.stop());
   const bucket = await Bucket.make(server.url, 'renewed');
@@ -150,5 +151,19 @@ it('S3: a secret key that is another one, at the server first', async () => {
   await renew('secret', 'another-secret');
   await isIn(tier);
   await reads(tier);
+
+  // Both of a pair, the new one before the old one is revoked: no request fails.
+  const pair = (accessKeyId: string, secretAccessKey: string): string =>
+    `[kv]\naws_access_key_id = ${accessKeyId}\naws_secret_access_key = ${secretAccessKey}\n`;
+  replace('credentials', pair(s3Credentials.accessKeyId, 'another-secret'));
+  const inPairs = { secretAccessKeyFile: undefined, credentialsFile: inFolder('credentials'), profile: 'kv' };
+  const other = kept(await openS3(bench, { ...settings, accessKeyId: undefined, ...inPairs }));
+  await reads(other);
+  await server.setSecret('third-secret', 'SECONDKEY');
+  await renew('credentials', pair('SECONDKEY', 'third-secret'));
+  await server.revoke(s3Credentials.accessKeyId);
+  await isOut(tier);
+  await reads(other);
+  expect(other.stats().inService).toBe(true);
   bucket.close();
 }, 180_000);

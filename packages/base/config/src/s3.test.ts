@@ -29,6 +29,13 @@ describe('refuses in one line, with its path', () => {
     [{ ...least, accessKeyId: 'a' }, /^test: accessKeyId: give it with/],
     [{ ...least, secretAccessKeyFile: '/s' }, /^test: accessKeyId: give it with/],
     [{ ...least, accessKeyId: 'a', secretAccessKey: 'b', secretAccessKeyFile: '/s' }, /^test: secretAccessKeyFile: /],
+    [
+      { ...least, accessKeyId: 'a', secretAccessKey: 'b', credentialsFile: '/c' },
+      /^test: credentialsFile: give it, or accessKeyId/,
+    ],
+    [{ ...least, sessionToken: 'a', credentialsFile: '/c' }, /^test: credentialsFile: give it, or accessKeyId/],
+    [{ ...least, profile: 'kv' }, /^test: profile: is one of a credentialsFile/],
+    [{ ...least, credentialsFile: '/c', profile: 'a b' }, /^test: profile: write the name/],
     [{ ...least, colour: 1 }, /^test: top level: .*colour/],
   ])('%j', (value, message) => {
     expect(() => parseConfig(s3Schema, value, 'test')).toThrow(message);

@@ -31,6 +31,13 @@ export const s3Schema = z
     secretAccessKey: z.string().min(1).optional(),
     secretAccessKeyFile: z.string().min(1).optional(),
     sessionToken: z.string().min(1).optional(),
+    /** Key id, secret key and token together, in the format of Amazon's shared credentials file. */
+    credentialsFile: z.string().min(1).optional(),
+    /** Of `credentialsFile`. */
+    profile: z
+      .string()
+      .regex(/^[\w.@-]{1,128}$/, 'write the name of a profile: letters, digits, "_", ".", "@" and "-"')
+      .optional(),
     caFile: z.string().min(1).optional(),
     /** How often these files are looked at for new ones. */
     reloadMs: milliseconds.default(10_000),
@@ -58,5 +65,13 @@ export const s3Schema = z
   .refine((s3) => (s3.accessKeyId === undefined) === ((s3.secretAccessKey ?? s3.secretAccessKeyFile) === undefined), {
     path: ['accessKeyId'],
     message: 'give it with secretAccessKey or secretAccessKeyFile, or none of them',
+  })
+  .refine((s3) => s3.credentialsFile === undefined || (s3.accessKeyId ?? s3.sessionToken) === undefined, {
+    path: ['credentialsFile'],
+    message: 'give it, or accessKeyId, its secret key and sessionToken, not both',
+  })
+  .refine(({ credentialsFile, profile }) => profile === undefined || credentialsFile !== undefined, {
+    path: ['profile'],
+    message: 'is one of a credentialsFile; give that, too',
   });
 export type S3Config = z.infer<typeof s3Schema>;

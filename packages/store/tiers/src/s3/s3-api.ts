@@ -9,10 +9,10 @@ import { Agent } from 'node:https';
 import type { S3Client, S3ClientConfig } from '@aws-sdk/client-s3';
 import { KvError, Outside } from '@kvtier/errors';
 import { bareEtag, dateIn, type ListedObject, listedIn } from './answers.ts';
+import type { S3Credentials } from './credentials.ts';
 import type { HttpReply, HttpRequest } from './http-connection.ts';
 import { HttpPool } from './http-pool.ts';
 import type { S3Plan } from './options.ts';
-import type { S3Credentials } from './secrets.ts';
 
 const firstBackoffMs = 50;
 const maxBackoffMs = 2_000;

@@ -5,6 +5,7 @@
 import { createSecureContext } from 'node:tls';
 import { RenewedFiles, type RenewedFilesOptions } from '@kvtier/config/files';
 import { KvError } from '@kvtier/errors';
+import { credentialsIn, type S3Credentials } from './credentials.ts';
 
 /** Of `S3Settings`. */
 export interface S3SecretSettings {
@@ -13,6 +14,9 @@ export interface S3SecretSettings {
   readonly secretAccessKey?: string | undefined;
   readonly secretAccessKeyFile?: string | undefined;
   readonly sessionToken?: string | undefined;
+  /** All three of them, in the format of Amazon's shared credentials file, and of which of its profiles; default: `default`. */
+  readonly credentialsFile?: string | undefined;
+  readonly profile?: string | undefined;
   /** PEM of the authorities to trust instead of the system's. */
   readonly caFile?: string | undefined;
   /** How often the files are looked at for new ones. */
@@ -21,17 +25,12 @@ export interface S3SecretSettings {
   readonly onProblem?: ((why: string | undefined) => void) | undefined;
 }
 
-export interface S3Credentials {
-  readonly accessKeyId: string;
-  readonly secretAccessKey: string;
-  readonly sessionToken?: string;
-}
-
 const maxSecretBytes = 4_096;
 
 export class S3Secrets {
   readonly #settings: S3SecretSettings;
   readonly #secret: RenewedFiles<string> | undefined;
+  readonly #shared: RenewedFiles<S3Credentials> | undefined;
   readonly #ca: RenewedFiles<string> | undefined;
   /** Told when the authorities are others. */
   onCa: (ca: string) => void = () => {};
@@ -51,6 +50,15 @@ export class S3Secrets {
         content: 'a file with the secret key in one line',
         ...common,
       });
+    const { credentialsFile, profile = 'default' } = settings;
+    if (credentialsFile !== undefined)
+      this.#shared = renewed({
+        files: [{ path: credentialsFile, isSecret: false }],
+        make: ([bytes]) => credentialsIn(bytes!, profile),
+        file: 'a readable credentialsFile',
+        content: "credentials in the format of Amazon's shared file",
+        ...common,
+      });
     if (caFile !== undefined) {
       this.#ca = renewed({
         files: [{ path: caFile, isSecret: false }],
@@ -65,6 +73,7 @@ export class S3Secrets {
 
   /** undefined: the SDK's chain has them. */
   get credentials(): S3Credentials | undefined {
+    if (this.#shared !== undefined) return this.#shared.made;
     const { accessKeyId, sessionToken } = this.#settings;
     const secretAccessKey = this.#secret?.made ?? this.#settings.secretAccessKey;
     if (accessKeyId === undefined || secretAccessKey === undefined) return undefined;
@@ -78,6 +87,7 @@ export class S3Secrets {
 
   close(): void {
     this.#secret?.close();
+    this.#shared?.close();
     this.#ca?.close();
   }
 }
