@@ -118,6 +118,25 @@ describe('which models have an index', () => {
     expect(lines.filter((line) => line.includes('anew'))).toEqual([]);
   });
 
+  it('what an index has counted stays counted when it ends', async () => {
+    const told = worker(0, 'a');
+    open([{ ...told, record: { ...told.record, events: endpoints() } } as unknown as Worker], {
+      tokenizers: { a: '/m' },
+    });
+    const tokens = { parentBlockHash: null, tokenIds: [], blockSize: 32, loraId: null, loraName: null };
+    node.publish([{ type: 'BlockStored', blockHashes, ...tokens, medium: 'GPU' }]);
+    const lies = () => indexes!.state().a?.totals.lies.block_size;
+    await vi.waitFor(() => expect(lies()).toBe(1), { timeout: 15_000, interval: 10 });
+    become([worker(1, 'b')]);
+    expect([lies(), indexes!.past().lies.block_size, indexes!.state().b!.totals.lies.block_size]).toEqual([
+      undefined,
+      1,
+      0,
+    ]);
+    become([]);
+    expect(indexes!.past().lies.block_size).toBe(1);
+  });
+
   it('one that has taken more than its new share begins anew, and says so', () => {
     open([worker(0, 'a')], { maxBytes: 4 << 20 });
     const many = Int32Array.from({ length: 2 * 70_000 }, (_, i) => Math.imul(i + 1, 2_654_435_761));

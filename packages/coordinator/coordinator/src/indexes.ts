@@ -9,7 +9,16 @@
 import type { EventAccess } from '@kvtier/config';
 import type { Held, Holdings } from '@kvtier/dispatch';
 import { defaultRootSeed, parseHashAlgorithm } from '@kvtier/identity';
-import { type FeedState, type FollowedWorker, IndexFeed, type Keys, maxMedia, mediumNumbers } from '@kvtier/kv-index';
+import {
+  type FeedState,
+  type FeedTotals,
+  type FollowedWorker,
+  IndexFeed,
+  type Keys,
+  maxMedia,
+  mediumNumbers,
+  sumOf,
+} from '@kvtier/kv-index';
 import type { Fleet, Worker } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 
@@ -53,6 +62,7 @@ export class Indexes implements Holdings {
   /** By model. */
   readonly #made = new Map<string, Made>();
   readonly #stopListening: () => void;
+  #past = sumOf([]);
 
   constructor(options: IndexesOptions) {
     this.#options = options;
@@ -83,6 +93,11 @@ export class Indexes implements Holdings {
   /** By model. */
   state(): Readonly<Record<string, FeedState>> {
     return Object.fromEntries([...this.#made].map(([model, { feed }]) => [model, feed.state()]));
+  }
+
+  /** Of indexes that have ended. */
+  past(): FeedTotals {
+    return this.#past;
   }
 
   close(): void {
@@ -129,7 +144,10 @@ export class Indexes implements Holdings {
   }
 
   #end(model: string): void {
-    this.#feedOf(model)?.close();
+    const feed = this.#feedOf(model);
+    if (feed === undefined) return;
+    feed.close();
+    this.#past = sumOf([this.#past, feed.state().totals]);
     this.#made.delete(model);
   }
 

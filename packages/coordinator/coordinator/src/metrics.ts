@@ -7,7 +7,7 @@ import type { Indexes } from './indexes.ts';
 
 export interface MetricsParts {
   readonly dispatch: Pick<Dispatcher, 'stats'>;
-  readonly indexes: Pick<Indexes, 'state'>;
+  readonly indexes: Pick<Indexes, 'state' | 'past'>;
   readonly fleet: Fleet;
 }
 
@@ -16,7 +16,11 @@ export class CoordinatorMetrics {
 
   constructor({ dispatch, indexes, fleet }: MetricsParts) {
     fleetMetrics(fleet, this.#registry);
-    feedMetrics(() => Object.values(indexes.state()), this.#registry);
+    feedMetrics(
+      () => Object.values(indexes.state()),
+      () => indexes.past(),
+      this.#registry,
+    );
     new Gauge({
       name: 'kvtier_dispatch_requests',
       help: 'waiting: in front of the workers; given: at a worker; chosen, saturated: so far',

@@ -11,6 +11,7 @@ export {
 } from './feed/index-feed.ts';
 export { mediumNumbers } from './feed/media.ts';
 export { feedMetrics } from './feed/metrics.ts';
+export { type FeedTotals, sumOf } from './feed/totals.ts';
 export { foldsOf, keepFolds } from './folds.ts';
 export type { Keys } from './keys.ts';
 export { keysOfHashes } from './keys.ts';

@@ -5,6 +5,7 @@
 import type { EventSource } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import type { KvEventSubscriberStats, PackedBatch, StreamItem } from '@kvtier/events';
+import { addBreaks, type Breaks, noBreaks } from './totals.ts';
 import type { Turns } from './turns.ts';
 
 /** `KvEventSubscriber`, as far as it is used here. */
@@ -54,6 +55,8 @@ const maxOffsetS = 86_400;
 export class FollowedStream {
   readonly #options: FollowedStreamOptions;
   #subscription: Subscription | undefined;
+  /** Of subscriptions that have ended. */
+  readonly #breaks = noBreaks();
   #closed = false;
   #wake: (() => void) | undefined;
   #isHeard = false;
@@ -103,8 +106,11 @@ export class FollowedStream {
     return this.#wasHeard || this.#problem !== undefined ? undefined : this.#options.now() - this.#sinceS;
   }
 
-  stats(): KvEventSubscriberStats | undefined {
-    return this.#subscription?.stats();
+  /** Of this subscription and of all before it. */
+  get breaks(): Readonly<Breaks> {
+    const breaks = { ...this.#breaks };
+    if (this.#subscription !== undefined) addBreaks(breaks, this.#subscription.stats());
+    return breaks;
   }
 
   resync(): void {
@@ -114,16 +120,24 @@ export class FollowedStream {
   close(): void {
     this.#closed = true;
     this.#wake?.();
-    this.#subscription?.close();
+    this.#end();
     this.#options.listing.forget();
+  }
+
+  #end(): void {
+    if (this.#subscription === undefined) return;
+    addBreaks(this.#breaks, this.#subscription.stats());
+    this.#subscription.close();
+    this.#subscription = undefined;
   }
 
   async #run(): Promise<void> {
     for (let pauseMs = firstPauseMs; !this.#closed; pauseMs = Math.min(2 * pauseMs, maxPauseMs)) {
       try {
-        this.#subscription = this.#options.subscribe(this.#options.events);
+        const subscription = this.#options.subscribe(this.#options.events);
+        this.#subscription = subscription;
         this.#problem = undefined;
-        for await (const burst of this.#subscription.packed({ tokens: this.#options.tokens })) {
+        for await (const burst of subscription.packed({ tokens: this.#options.tokens })) {
           pauseMs = firstPauseMs;
           for (const item of burst) await this.#apply(item);
         }
@@ -131,7 +145,7 @@ export class FollowedStream {
       } catch (error) {
         this.#problem = KvError.from(error).message;
       }
-      this.#subscription?.close();
+      this.#end();
       if (this.#closed) return;
       this.#forget();
       await new Promise<void>((resolve) => {

@@ -135,7 +135,10 @@ describe('a router that comes late', () => {
     }
     open().follow([worker(0, { node: node('n') })]);
     await vi.waitFor(() => expect(blocksOf(prompt.keys, [0])).toEqual([6]), wait);
-    expect(feed!.state()).toMatchObject({ snapshots: 2, workers: [{ name: 'w0', why: undefined }] });
+    expect(feed!.state()).toMatchObject({
+      totals: { breaks: { snapshots: 2 } },
+      workers: [{ name: 'w0', why: undefined }],
+    });
   });
 
   it('relies at once on an engine that holds nothing and says so', async () => {

@@ -16,7 +16,7 @@ import { EngineListing } from './engine-listing.ts';
 import type { FollowedWorker, NodeEntry, WorkerEntry } from './followed.ts';
 import { FollowedStream, type Subscribe } from './followed-stream.ts';
 import { Learning } from './learning.ts';
-import { type FeedLog, LieCounts, type LieKind, Lies } from './lies.ts';
+import { type FeedLog, LieCounts, Lies } from './lies.ts';
 import { mediumNumbers } from './media.ts';
 import { NamesBudget } from './names-budget.ts';
 import { NodeListing } from './node-listing.ts';
@@ -24,6 +24,7 @@ import { Questions } from './questions.ts';
 import { Reliance } from './reliance.ts';
 import { SharedBlocks } from './shared-blocks.ts';
 import { subscribeWith } from './subscribe.ts';
+import { addBreaks, type FeedTotals, noBreaks } from './totals.ts';
 import { Turns } from './turns.ts';
 import { matchView, type WorkerView } from './views.ts';
 
@@ -65,18 +66,12 @@ export interface FeedState {
   readonly maxBytes: number;
   /** Of the translation of foreign hashes, beside the index. */
   readonly namesBytes: number;
-  /** Blocks that are not in the index as there was no room for their names. */
-  readonly unnamedBlocks: number;
   /** `why`: it is credited with what it was sent, not with what it holds. */
   readonly workers: readonly FeedMember[];
   /** `why`: it is credited with nothing. */
   readonly nodes: readonly FeedMember[];
-  readonly lies: Readonly<Record<LieKind, number>>;
-  readonly gaps: number;
-  readonly restarts: number;
-  readonly snapshots: number;
-  /** Connections to publishers that were made anew as the one before brought nothing of what was said. */
-  readonly reconnects: number;
+  /** Since the feed was made, of publishers that it follows no more, too. */
+  readonly totals: FeedTotals;
 }
 
 const maxSources = 512;
@@ -92,7 +87,10 @@ export class IndexFeed {
   #maxBytes: number;
   readonly #index: KvIndex;
   readonly #names: NamesBudget;
+  /** Left out as there was no room for their names. */
   #unnamedBlocks = 0;
+  /** Of publishers that are followed no more. */
+  readonly #pastBreaks = noBreaks();
   readonly #hasher: ChainHasher;
   readonly #subscribe: Subscribe;
   readonly #lies = new LieCounts();
@@ -198,22 +196,22 @@ export class IndexFeed {
   }
 
   state(): FeedState {
-    const streams = [...this.#workers.values(), ...this.#nodes.values()].map(({ stream }) => stream?.stats());
-    const sum = (which: 'gaps' | 'restarts' | 'snapshots' | 'reconnects'): number =>
-      streams.reduce((total, stats) => total + (stats?.[which] ?? 0), 0);
+    const index = this.#index.stats();
+    const breaks = { ...this.#pastBreaks };
+    for (const { stream } of [...this.#workers.values(), ...this.#nodes.values()])
+      if (stream !== undefined) addBreaks(breaks, stream.breaks);
+    const droppedBlocks = index.droppedBlocks + this.#unnamedBlocks;
     const memberOf = (name: string, { why, stream }: WorkerEntry | NodeEntry): FeedMember => ({
       ...{ name, why: why && (why.remedy === undefined ? why.what : `${why.what}: ${why.remedy}`) },
       lagS: stream?.lagS ?? 0,
     });
     return {
-      index: this.#index.stats(),
+      index,
       maxBytes: this.#maxBytes,
       namesBytes: this.#names.bytes,
-      unnamedBlocks: this.#unnamedBlocks,
       workers: [...this.#workers.values()].map((entry) => memberOf(entry.followed.record.name, entry)),
       nodes: [...this.#nodes].map(([name, entry]) => memberOf(name, entry)),
-      lies: { ...this.#lies.byKind },
-      ...{ gaps: sum('gaps'), restarts: sum('restarts'), snapshots: sum('snapshots'), reconnects: sum('reconnects') },
+      totals: { droppedBlocks, lies: { ...this.#lies.byKind }, breaks },
     };
   }
 
@@ -274,8 +272,13 @@ export class IndexFeed {
 
   #unfollow(number: number, entry: WorkerEntry): void {
     this.#workers.delete(number);
-    entry.stream?.close();
+    this.#leave(entry);
     entry.history?.close();
+  }
+
+  #leave({ stream }: WorkerEntry | NodeEntry): void {
+    stream?.close();
+    if (stream !== undefined) addBreaks(this.#pastBreaks, stream.breaks);
   }
 
   #followNodes(workers: readonly FollowedWorker[]): void {
@@ -283,7 +286,7 @@ export class IndexFeed {
     for (const [name, entry] of this.#nodes) {
       if (JSON.stringify(records.get(name)) === JSON.stringify(entry.record)) continue;
       this.#nodes.delete(name);
-      entry.stream?.close();
+      this.#leave(entry);
     }
     for (const [name, record] of records) if (!this.#nodes.has(name)) this.#nodes.set(name, this.#followNode(record));
   }

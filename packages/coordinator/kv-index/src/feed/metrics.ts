@@ -1,10 +1,12 @@
 /** The feeds of all models, as Prometheus sees them: summed up where they have no label. */
 import { Counter, Gauge, type Registry } from 'prom-client';
 import type { FeedState } from './index-feed.ts';
+import { breakKinds, type FeedTotals, sumOf } from './totals.ts';
 
-/** Registers `kvtier_kv_index_*`. `states`: of the feeds that there are now. */
-export function feedMetrics(states: () => readonly FeedState[], registry: Registry): void {
+/** Registers `kvtier_kv_index_*`. `states`: of the feeds that there are now; `past`: of those that have ended. */
+export function feedMetrics(states: () => readonly FeedState[], past: () => FeedTotals, registry: Registry): void {
   const registers = [registry];
+  const totals = (): FeedTotals => sumOf([past(), ...states().map((state) => state.totals)]);
   const sum = (which: (state: FeedState) => number): number =>
     states().reduce((total, state) => total + which(state), 0);
   new Gauge({
@@ -54,7 +56,7 @@ export function feedMetrics(states: () => readonly FeedState[], registry: Regist
     ...{ name: 'kvtier_kv_index_dropped_blocks_total', help: 'Blocks forgotten for want of space', registers },
     collect() {
       this.reset();
-      this.inc(sum(({ index, unnamedBlocks }) => index.droppedBlocks + unnamedBlocks));
+      this.inc(totals().droppedBlocks);
     },
   });
   new Counter({
@@ -66,11 +68,8 @@ export function feedMetrics(states: () => readonly FeedState[], registry: Regist
     labelNames: ['kind'],
     collect() {
       this.reset();
-      for (const kind of ['gaps', 'restarts', 'snapshots', 'reconnects'] as const)
-        this.inc(
-          { kind },
-          sum((state) => state[kind]),
-        );
+      const { breaks } = totals();
+      for (const kind of breakKinds) this.inc({ kind }, breaks[kind]);
     },
   });
   new Counter({
@@ -78,7 +77,7 @@ export function feedMetrics(states: () => readonly FeedState[], registry: Regist
     labelNames: ['kind'],
     collect() {
       this.reset();
-      for (const { lies } of states()) for (const [kind, count] of Object.entries(lies)) this.inc({ kind }, count);
+      for (const [kind, count] of Object.entries(totals().lies)) this.inc({ kind }, count);
     },
   });
 }
