@@ -8,6 +8,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { debians, folder, output, runs } from './python.ts';
 
 it('sessions store, load, and outlive the death and the silence of their node', () => runs('test_session'));
+it('a node that gets little of a processor is slow and not silent', () => runs('test_slow_node'));
 it('copies move every layout, find every flipped byte, and keep what they use', () => {
   const lengths = [1, 3, 8, 16, 17, 128, 129, 240, 241, 256, 1024, 2047, 2048, 2049, 10_000];
   const sums = lengths.map((bytes) => {

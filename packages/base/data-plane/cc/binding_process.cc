@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -13,24 +14,15 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "binding.h"
-
-// Of libuv, which Node exports with a stable ABI and whose headers are no part of Node-API.
-extern "C" {
-struct uv_handle_s;
-struct uv_prepare_s;
-int uv_prepare_init(struct uv_loop_s*, struct uv_prepare_s*);
-int uv_prepare_start(struct uv_prepare_s*, void (*)(struct uv_prepare_s*));
-void uv_unref(struct uv_handle_s*);
-size_t uv_handle_size(int);
-uint64_t uv_metrics_idle_time(struct uv_loop_s*);
-struct uv_loop_s* uv_default_loop(void);
-}
+#include "pulse.h"
+#include "uv_loop.h"
 
 namespace kvtier {
 namespace {
@@ -77,7 +69,6 @@ void EndWithParent(const Napi::CallbackInfo& info) {
 
 // -- turns ------------------------------------------------------------------------------------------------------------
 
-constexpr int kUvPrepare = 9;
 constexpr double kLookMs = 10;         // shorter turns are not worth a look at the thread's clock
 constexpr double kBaselineOldMs = 1;   // what a turn may be charged for of those before it
 constexpr double kLongMs = 50;
@@ -146,10 +137,7 @@ void WatchTurns(const Napi::CallbackInfo& info) {
   turns.loop = loop;
   turns.Begin();
   if (!first) return;
-  auto* prepare = static_cast<struct uv_prepare_s*>(std::calloc(1, uv_handle_size(kUvPrepare)));  // as long as the process
-  uv_prepare_init(loop, prepare);
-  uv_prepare_start(prepare, [](struct uv_prepare_s*) { turns.Ended(); });
-  uv_unref(reinterpret_cast<struct uv_handle_s*>(prepare));
+  AtEachTurnsEnd(loop, [](struct uv_prepare_s*) { turns.Ended(); });
 }
 
 Napi::Value TurnsSeen(const Napi::CallbackInfo& info) {
@@ -163,6 +151,26 @@ Napi::Value TurnsSeen(const Napi::CallbackInfo& info) {
   result["rows"] = rows;
   return result;
 }
+
+// -- signs of life ----------------------------------------------------------------------------------------------------
+
+Napi::Value PulseStart(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  struct uv_loop_s* loop = nullptr;
+  if (napi_get_uv_event_loop(env, &loop) != napi_ok || loop != uv_default_loop()) {
+    throw Napi::Error::New(env, "CONFIG: a pulse is of the main thread only");
+  }
+  const auto at = static_cast<uint64_t>(info[1].As<Napi::Number>().Int64Value());
+  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t first = at / page * page;
+  if (at % 4 != 0 || at + 8 > first + page) throw Napi::Error::New(env, "CONFIG: a pulse is 8 bytes of one page, at a multiple of 4");
+  void* map = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_SHARED, info[0].As<Napi::Number>().Int32Value(), static_cast<off_t>(first));
+  if (map == MAP_FAILED) throw Napi::Error::New(env, std::string("IO: a pulse cannot be mapped (") + std::strerror(errno) + ")");
+  auto* pulse = new std::unique_ptr<Pulse>(new Pulse(loop, static_cast<uint8_t*>(map) + (at - first), map, page));
+  return Napi::External<std::unique_ptr<Pulse>>::New(env, pulse, [](Napi::Env, std::unique_ptr<Pulse>* held) { delete held; });
+}
+
+void PulseEnd(const Napi::CallbackInfo& info) { info[0].As<Napi::External<std::unique_ptr<Pulse>>>().Data()->reset(); }
 
 // -- files of processes that died -------------------------------------------------------------------------------------
 
@@ -196,6 +204,8 @@ void RegisterProcess(Napi::Env env, Napi::Object exports) {
   exports["threadCpuMs"] = Napi::Function::New(env, ThreadCpuMs);
   exports["watchTurns"] = Napi::Function::New(env, WatchTurns);
   exports["turnsSeen"] = Napi::Function::New(env, TurnsSeen);
+  exports["pulseStart"] = Napi::Function::New(env, PulseStart);
+  exports["pulseEnd"] = Napi::Function::New(env, PulseEnd);
   exports["unlinkUnlocked"] = Napi::Function::New(env, UnlinkUnlocked);
 }
 

@@ -12,6 +12,7 @@ export type ArenaHandle = { readonly __arena: never };
 export type IoHandle = { readonly __io: never };
 /** The first bytes of a file, as memory. Opaque. */
 export type MappingHandle = { readonly __mapping: never };
+export type PulseHandle = { readonly __pulse: never };
 /** A thread for calls to one file system. Opaque. */
 export type FilesHandle = { readonly __files: never };
 /** Connections to Redis servers for values, and their thread. Opaque. */
@@ -386,6 +387,13 @@ export interface NativeBinding {
    * clock (that of process.hrtime).
    */
   turnsSeen(): { longestCpuMs: number; longestWallMs: number; longTurns: number; rows: Float64Array };
+  /**
+   * From now on a thread writes every 50 ms to 8 bytes of an open file, which it has and which lie in one page, at a multiple of 4: how
+   * often it did (u32), and the ms of the main thread's present turn (u32): those that it ran while it could, and all while it was
+   * blocked. Throws CONFIG in other threads, IO.
+   */
+  pulseStart(fd: number, at: number): PulseHandle;
+  pulseEnd(pulse: PulseHandle): void;
   /** Remove a file unless somebody holds a flock on it. Returns whether it is gone by us. Throws IO. */
   unlinkUnlocked(path: string): boolean;
 }

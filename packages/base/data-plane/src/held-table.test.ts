@@ -3,7 +3,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { HeldBlocks, heldTableHeader } from './held-table.ts';
+import { emptyHeldTable, HeldBlocks, heldTableHeader, pulsePlace } from './held-table.ts';
 
 let folder: string;
 beforeEach(() => {
@@ -22,6 +22,28 @@ it('says the byte of the bucket that a hash and the tag name', () => {
   table.close();
   table.close();
   expect(table.flags(hashes, 0)).toBeUndefined();
+});
+
+it('tells a beat of its node once, and none of a node that has no pulse', () => {
+  for (const older of [Buffer.alloc(0), Buffer.alloc(16), emptyHeldTable(16).subarray(-16, -1)]) {
+    write(Buffer.concat([heldTableHeader(16), Buffer.alloc(16), older]));
+    expect(HeldBlocks.open(arena(), 0)!.stillMs()).toBeUndefined();
+  }
+  const bytes = emptyHeldTable(16);
+  write(bytes);
+  const table = HeldBlocks.open(arena(), 0)!;
+  expect(table.stillMs()).toBeUndefined();
+  for (const [beats, still] of [
+    [1, 0],
+    [7, 1_250],
+  ] as const) {
+    bytes.writeUInt32LE(beats, pulsePlace(16));
+    bytes.writeUInt32LE(still, pulsePlace(16) + 4);
+    write(bytes);
+    expect([table.stillMs(), table.stillMs()]).toEqual([still, undefined]);
+  }
+  table.close();
+  expect(table.stillMs()).toBeUndefined();
 });
 
 it('is none where the file is missing, empty, short, or of another form', () => {

@@ -7,6 +7,9 @@ import { lockFileOf } from './places.ts';
 
 const magic = 'kvheld1\0';
 export const heldTableHeaderBytes = 16;
+/** The node's pulse lies behind the buckets: this, and the two words of `native.pulseStart`. */
+const pulseMagic = 'kvbeat1\0';
+const pulseBytes = 16;
 
 /** What it begins with; `buckets`, a power of two, follow, a byte each. */
 export function heldTableHeader(buckets: number): Buffer {
@@ -16,11 +19,28 @@ export function heldTableHeader(buckets: number): Buffer {
   return header;
 }
 
-export class HeldBlocks {
+/** A table in which nothing is held, and a pulse that does not beat. */
+export function emptyHeldTable(buckets: number): Buffer {
+  const pulse = Buffer.alloc(pulseBytes);
+  pulse.write(pulseMagic, 'latin1');
+  return Buffer.concat([heldTableHeader(buckets), Buffer.alloc(buckets), pulse]);
+}
+
+/** Where the words of its pulse lie. */
+export const pulsePlace = (buckets: number): number => heldTableHeaderBytes + buckets + pulseMagic.length;
+
+export interface NodePulse {
+  /** Of the present turn of the node's event loop, less what it waited for a processor; undefined: no beat since the last call. */
+  stillMs(): number | undefined;
+}
+
+export class HeldBlocks implements NodePulse {
   readonly #fd: number;
   readonly #mask: number;
   readonly #tag: number;
   readonly #byte = new Uint8Array(1);
+  readonly #pulse = Buffer.alloc(pulseBytes);
+  #beats = 0;
   #closed = false;
 
   private constructor(fd: number, buckets: number, tag: number) {
@@ -58,6 +78,21 @@ export class HeldBlocks {
     } catch {
       return undefined;
     }
+  }
+
+  stillMs(): number | undefined {
+    const at = heldTableHeaderBytes + this.#mask + 1;
+    const pulse = this.#pulse;
+    try {
+      if (this.#closed || readSync(this.#fd, pulse, 0, pulseBytes, at) < pulseBytes) return undefined;
+    } catch {
+      return undefined;
+    }
+    const beats = pulse.readUInt32LE(pulseMagic.length);
+    // Of an older node nothing lies here.
+    if (pulse.toString('latin1', 0, pulseMagic.length) !== pulseMagic || beats === this.#beats) return undefined;
+    this.#beats = beats;
+    return pulse.readUInt32LE(pulseMagic.length + 4);
   }
 
   close(): void {

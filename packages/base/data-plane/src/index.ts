@@ -13,6 +13,7 @@ export type {
   MappingHandle,
   NativeBinding,
   PeerHandle,
+  PulseHandle,
   ValuesHandle,
 } from './binding.ts';
 

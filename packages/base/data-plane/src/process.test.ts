@@ -1,6 +1,9 @@
 import { spawnSync } from 'node:child_process';
+import { closeSync, ftruncateSync, mkdtempSync, openSync, readSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { setTimeout as sleep, setImmediate as turn } from 'node:timers/promises';
-import { beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it, vi } from 'vitest';
 import { native } from './index.ts';
 
 const nowMs = (): number => Number(process.hrtime.bigint()) / 1e6;
@@ -49,6 +52,41 @@ describe('turns of the event loop', () => {
     await turn();
     native.watchTurns();
     expect(native.turnsSeen()).toEqual({ longestCpuMs: 0, longestWallMs: 0, longTurns: 0, rows: new Float64Array(0) });
+  });
+});
+
+describe('a pulse', () => {
+  it('beats whatever the event loop does, and says how long a turn goes on', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'kvtier-pulse-'));
+    const fd = openSync(join(folder, 'beats'), 'w+');
+    ftruncateSync(fd, 8192);
+    const at = 4096 + 8;
+    const read = () => {
+      const words = Buffer.alloc(8);
+      readSync(fd, words, 0, 8, at);
+      return { beats: words.readUInt32LE(), stillMs: words.readUInt32LE(4) };
+    };
+    const beaten = (beats: number) => vi.waitFor(() => expect(read().beats).toBeGreaterThan(beats), 10_000);
+    expect(() => native.pulseStart(fd, 2)).toThrow('CONFIG');
+    const pulse = native.pulseStart(fd, at);
+    await beaten(2);
+    expect(read().stillMs).toBeLessThan(50); // it waits, for the most part
+    for (const stand of [() => spin(300), () => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 300)]) {
+      const { beats } = read();
+      stand();
+      const stood = read();
+      expect(stood.beats).toBeGreaterThan(beats + 2);
+      expect(stood.stillMs).toBeGreaterThan(190);
+      await beaten(stood.beats + 1);
+      expect(read().stillMs).toBeLessThan(50);
+    }
+    native.pulseEnd(pulse);
+    const { beats } = read();
+    await sleep(150);
+    expect(read().beats).toBe(beats);
+    native.pulseEnd(pulse);
+    closeSync(fd);
+    rmSync(folder, { recursive: true });
   });
 });
 

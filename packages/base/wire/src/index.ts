@@ -1,6 +1,6 @@
 /** What travels between processes: the messages generated from proto/, and the frames of the session link. gRPC: `@kvtier/wire/grpc`. */
 
-export { HeldBlocks } from '@kvtier/data-plane/held-table';
+export { HeldBlocks, type NodePulse } from '@kvtier/data-plane/held-table';
 export { fromFailure, toFailure } from './failure.ts';
 export { FrameReader, maxFrameBytes, maxPendingBytes, writeFrame } from './frame.ts';
 export { KvFailure } from './generated/kvtier/v1/errors.ts';

@@ -75,6 +75,22 @@ class Tables(unittest.TestCase):
             file.write(b"\1")
         self.assertFalse(table.lacks(words(5), 32, False))
 
+    def test_a_beat_of_the_node_behind_the_buckets_is_told_once(self) -> None:
+        data = table_bytes(bytes(16))
+        pulse = lambda beats, still_ms: struct.pack("<8sII", b"kvbeat1\0", beats, still_ms)
+        for older in (data, data + bytes(16), data + pulse(1, 0)[:-1]):
+            table = self.table(older)
+            assert table is not None
+            self.assertIsNone(table.pulse)
+        table = self.table(data + pulse(0, 0))
+        assert table is not None and table.pulse is not None
+        self.assertIsNone(table.pulse.still_s())
+        for beats, still_ms in ((1, 0), (7, 1250)):
+            with self.path.open("r+b") as file:
+                file.seek(len(data))
+                file.write(pulse(beats, still_ms))
+            self.assertEqual((table.pulse.still_s(), table.pulse.still_s()), (still_ms / 1e3, None))
+
     def test_what_is_not_one_is_none(self) -> None:
         for data in (
             b"",

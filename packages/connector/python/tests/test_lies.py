@@ -164,7 +164,7 @@ class Waited(unittest.TestCase):
             self.assertTrue(request.done)
         self.assertLess(max(answers), 1 << 15)
 
-    def silent(self, turn_s: float, turns: int, answers: bool) -> tuple[bool, int, list[int]]:
+    def silent(self, turn_s: float, turns: int, answers: bool, pulse: Any = None) -> tuple[bool, int, list[int]]:
         """A request that waits while turns of such a length pass: whether it still does, of how many suspensions, and at which turns a
         sign of life was asked for."""
         now = 1_000.0
@@ -172,6 +172,7 @@ class Waited(unittest.TestCase):
         with unittest.mock.patch.object(kvtier.link, "time", clock):
             link, theirs = self.link()
             theirs.setblocking(False)
+            link.pulse = pulse
             link._poll = unittest.mock.Mock(poll=lambda _ms: [(link._socket.fileno(), select.POLLIN)])
             request = kvtier.requests.Request("stats", {}, 1e6, "stats", lambda body: body)
             theirs.sendall(frame(1, "done"))  # it has answered before
@@ -204,6 +205,22 @@ class Waited(unittest.TestCase):
         self.assertEqual(self.silent(0.0625, 19, answers=False)[:2], (True, 0))
         waits, suspensions, asked = self.silent(0.0625, 20, answers=False)
         self.assertEqual((waits, suspensions, len(asked)), (False, 1, 1))
+
+    def test_a_node_whose_pulse_beats_is_slow_and_not_silent(self) -> None:
+        pulse = unittest.mock.Mock(still_s=lambda: 0.4)
+        self.assertEqual(self.silent(0.0625, 1_000, answers=False, pulse=pulse), (True, 0, []))
+
+    def test_a_turn_of_the_node_that_does_not_end_is_its_silence(self) -> None:
+        still = iter(0.03125 * turn for turn in range(1_000))  # beside one that waits, it gets half of a processor
+        pulse = unittest.mock.Mock(still_s=lambda: next(still))
+        self.assertEqual(self.silent(0.0625, 16, answers=False, pulse=pulse)[:2], (True, 0))
+        still = iter(0.03125 * turn for turn in range(1_000))
+        self.assertEqual(self.silent(0.0625, 100, answers=False, pulse=pulse)[:2], (False, 1))
+
+    def test_a_node_without_a_beat_is_silent(self) -> None:
+        pulse = unittest.mock.Mock(still_s=lambda: None)
+        self.assertEqual(self.silent(0.0625, 19, answers=False, pulse=pulse)[:2], (True, 0))
+        self.assertEqual(self.silent(0.0625, 20, answers=False, pulse=pulse)[:2], (False, 1))
 
     def test_time_without_a_turn_is_not_the_nodes_silence(self) -> None:
         self.assertEqual(self.silent(60.0, 11, answers=False)[:2], (True, 0))

@@ -222,6 +222,7 @@ export class SessionClient {
       }
       const { session, wantsTokenIds, heldTag } = attached;
       const held = heldTag === undefined ? null : HeldBlocks.open(arenaPath, heldTag);
+      link.pulse = held;
       return new Session(
         link,
         Buffer.from(session),

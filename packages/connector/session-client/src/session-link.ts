@@ -17,6 +17,7 @@ import {
   checkSocketFolder,
   FrameReader,
   fromFailure,
+  type NodePulse,
   ServerFrame,
   writeFrame,
 } from '@kvtier/wire';
@@ -70,6 +71,8 @@ export class SessionLink {
   /** The request that asks for a sign of life, until it is answered. */
   #probe: Exchange | undefined;
   readonly #silence: SilenceWatch;
+  /** Beats where the node lives, however much it has to do; null: its frames alone tell. */
+  pulse: NodePulse | null = null;
 
   /**
    * Connect to a Unix socket, and ask whose process serves it before a byte is sent: who names the arena gets all KV.
@@ -117,6 +120,7 @@ export class SessionLink {
     this.#silence = new SilenceWatch(timers, {
       isWaiting: () => this.#waiting().length > 0,
       ask: () => this.#askForLife(),
+      stillMs: () => this.pulse?.stillMs(),
       onSilent: () => {
         if (!this.#suspended) this.#suspend();
         for (const pending of this.#waiting()) this.#giveUp(pending);

@@ -2,6 +2,7 @@
 
 import type { LoadResult } from '@kvtier/scheduler';
 import { expect, it, onTestFinished } from 'vitest';
+import { SilenceWatch } from './silence.ts';
 import { ManualTimers } from './testing/manual-timers.ts';
 import { hashOf } from './testing/memory.ts';
 import { ConnectorRig, until } from './testing/rig.ts';
@@ -102,4 +103,25 @@ it('time in which this process had no turn is not the silence of its node', asyn
   rig.node.seed(hashOf(1, 1));
   await until(() => load.result !== undefined, 'the end');
   expect(load.result).toMatchObject({ loaded: 2, reason: '' });
+});
+
+it.each([
+  ['a pulse that beats: it is slow', () => 90, Number.POSITIVE_INFINITY],
+  ['no beat', () => undefined, 1_200],
+  ['a turn that does not end, and has half of a processor', (nowMs: number) => nowMs / 2, 2_400],
+])('%s', async (_, stillMs, silentAtMs) => {
+  const clock = new ManualTimers();
+  let atMs = Number.POSITIVE_INFINITY;
+  const watch = new SilenceWatch(clock, {
+    isWaiting: () => atMs === Number.POSITIVE_INFINITY,
+    ask: () => {},
+    stillMs: () => stillMs(clock.nowMs()),
+    onSilent: () => {
+      atMs = clock.nowMs();
+    },
+  });
+  watch.begin();
+  await clock.pass(60_000);
+  expect(atMs).toBe(silentAtMs);
+  watch.end();
 });

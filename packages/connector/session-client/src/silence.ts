@@ -8,7 +8,8 @@
  * A load of what another engine computes is silent for long, and its node answers at once when it is asked.
  *
  * Time is counted in ticks that did run: on a machine so busy that this process does not get its turn, the node, on the same machine,
- * does not get its own either, and a tick that comes late counts as one.
+ * does not get its own either, and a tick that comes late counts as one. So it is with the node's: where its pulse beats, what is
+ * silent is its event loop's present turn, as long as that took of its own, and a node that is slow is waited for.
  */
 import type { Timers } from './timers.ts';
 
@@ -21,6 +22,8 @@ export interface SilenceListener {
   isWaiting(): boolean;
   /** Ask for a sign of life: any frame is one. */
   ask(): void;
+  /** As `NodePulse.stillMs`. */
+  stillMs(): number | undefined;
   /** No sign came. Nothing more is asked until `heard`. */
   onSilent(): void;
 }
@@ -70,6 +73,8 @@ export class SilenceWatch {
       return;
     }
     this.#ticks++;
+    const stillMs = this.#listener.stillMs();
+    if (stillMs !== undefined) this.#ticks = Math.min(this.#ticks, Math.floor(stillMs / tickMs));
     if (this.#ticks === ticksToAsk) this.#listener.ask();
     if (this.#ticks < ticksToJudge) {
       this.#next();

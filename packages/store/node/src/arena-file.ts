@@ -20,8 +20,9 @@ import {
 import { readFile } from 'node:fs/promises';
 import { availableParallelism } from 'node:os';
 import path from 'node:path';
-import { type ArenaHandle, type MappingHandle, native } from '@kvtier/data-plane';
-import { heldTableHeader, heldTableHeaderBytes } from '@kvtier/data-plane/held-table';
+import { isMainThread } from 'node:worker_threads';
+import { type ArenaHandle, type MappingHandle, native, type PulseHandle } from '@kvtier/data-plane';
+import { emptyHeldTable, heldTableHeaderBytes, pulsePlace } from '@kvtier/data-plane/held-table';
 import { arenaPrefix, lockFileOf, removeStaleArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
 import type { HeldTable } from '@kvtier/placement';
@@ -94,11 +95,13 @@ function makeHeldTable(fd: number, arenaBytes: number): (HeldTable & { close(): 
   const { least, most } = heldBuckets;
   const buckets = 2 ** Math.ceil(Math.log2(Math.min(most, Math.max(least, arenaBytes / arenaBytesPerBucket))));
   let mapping: MappingHandle;
+  let pulse: PulseHandle | undefined;
   try {
-    const table = Buffer.concat([heldTableHeader(buckets), Buffer.alloc(buckets)]);
+    const table = emptyHeldTable(buckets);
     for (let at = 0; at < table.length; ) at += writeSync(fd, table, at, table.length - at, at);
     // A tier that lists a million blocks would write as often: as memory it costs next to nothing.
     mapping = native.mapShared(fd, table.length);
+    if (isMainThread) pulse = native.pulseStart(fd, pulsePlace(buckets));
   } catch {
     ftruncateSync(fd, 0);
     return null;
@@ -106,7 +109,10 @@ function makeHeldTable(fd: number, arenaBytes: number): (HeldTable & { close(): 
   return {
     buckets,
     write: (bucket, flags) => native.putShared(mapping, heldTableHeaderBytes + bucket, flags),
-    close: () => native.unmapShared(mapping),
+    close: () => {
+      if (pulse !== undefined) native.pulseEnd(pulse);
+      native.unmapShared(mapping);
+    },
   };
 }
 

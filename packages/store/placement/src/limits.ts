@@ -25,6 +25,8 @@ export interface StoreLimits {
   readonly maxDirtyBytes: number;
   /** One write. What is being written cannot be evicted from the arena. */
   readonly writeDownBatchBytes: number;
+  /** The same in blocks: small ones cost the turn in which they begin as much as large ones. */
+  readonly writeDownBatchBlocks: number;
   /** Waiting for a burst of commits to end (`TierPlan.settleMs`); more begins to be written at once. */
   readonly maxHeldBytes: number;
   /** Writes in flight to one tier while nothing is being loaded, and while something is. */
@@ -78,6 +80,7 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     maxWriteDownBytes: arenaBytes,
     maxDirtyBytes: share(2),
     writeDownBatchBytes: Math.min(16 << 20, share(16)),
+    writeDownBatchBlocks: 128,
     maxHeldBytes: Math.min(512 << 20, share(4)),
     writeDownsIdle: 4,
     writeDownsUnderDemand: 1,

@@ -117,6 +117,22 @@ describe('write-down', () => {
     expect(bench.store.stats().counters['writedown.disk.pending_bytes']).toBe(0);
   });
 
+  it('of small blocks no more go in one write than a turn has time for', async () => {
+    const bench = new Bench(300, { writeDownBatchBytes: 1000, writeDownBatchBlocks: 128, writeDownsIdle: 1 });
+    const engine = bench.engine();
+    const written: number[] = [];
+    const write = bench.disk.write.bind(bench.disk);
+    bench.disk.write = (namespace, blocks) => {
+      written.push(blocks.length);
+      return write(namespace, blocks);
+    };
+    engine.put(chain('x', 300));
+    await bench.answerAll('write', 'stored');
+    expect(written.slice(-2)).toEqual([128, 44]);
+    expect(Math.max(...written)).toBe(128);
+    expect(bench.disk.stats().blocks).toBe(300);
+  });
+
   it('the queue is bounded', () => {
     const bench = new Bench(8, { maxWriteDownBytes: 3 });
     bench.engine().put(chain('x', 5));

@@ -222,12 +222,14 @@ export class WriteDown {
 
   /** The next blocks of one namespace that are still there, pinned. */
   #takeBatch(): Entry[] {
-    const { arena, pins, isOver } = this.#options;
+    const { arena, pins, isOver, limits } = this.#options;
+    const { writeDownBatchBlocks, writeDownBatchBytes } = limits;
     const { namespace } = this.#queue[this.#head]!;
     const batch: Entry[] = [];
     let bytes = 0;
     for (let entry = this.#queue[this.#head]; entry?.namespace.key === namespace.key; entry = this.#queue[this.#head]) {
-      if (batch.length > 0 && bytes + entry.payloadBytes > this.#options.limits.writeDownBatchBytes) break;
+      if (batch.length >= writeDownBatchBlocks) break;
+      if (batch.length > 0 && bytes + entry.payloadBytes > writeDownBatchBytes) break;
       this.#head++;
       const block = arena.get(namespace, entry.hash);
       const gone = block?.slot !== entry.slot ? 'evicted' : isOver(block.expiresS) ? 'expired' : '';

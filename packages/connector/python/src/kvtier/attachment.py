@@ -140,6 +140,7 @@ def attachment_of(link: Link, attached: Any, payload_bytes: int, arena_folder: s
     def confirmed(body: Any) -> int:
         if body.count == 1:  # it finds our lock there: the file is the one that it writes
             attachment.held = table
+            link.pulse = table.pulse if table is not None else None
         return done_count(body)
 
     # Nobody waits for the answer: it is told before anything that needs slots is asked for.

@@ -11,6 +11,8 @@ import mmap
 import os
 import struct
 
+from .pulse import PULSE_BYTES, Pulse
+
 _MAGIC = b"kvheld1\0"
 _HEADER = struct.Struct("<8sII")
 _WORD = struct.Struct("<I")
@@ -22,9 +24,11 @@ _ARENA = 4
 class HeldTable:
     """Mapped until the last user of this object has gone."""
 
-    __slots__ = ("_bytes", "_mask", "_tag")
+    __slots__ = ("_bytes", "_mask", "_tag", "pulse")
 
     def __init__(self, mapped: mmap.mmap, buckets: int, tag: int) -> None:
+        #: Of the node that writes it; None: it has none.
+        self.pulse = Pulse.at(mapped, _HEADER.size + buckets)
         self._bytes = mapped
         self._mask = buckets - 1
         self._tag = tag
@@ -45,7 +49,9 @@ class HeldTable:
             if not os.path.sameopenfile(fd, locked_fd):
                 return None
             # ValueError for a file that is shorter.
-            return HeldTable(mmap.mmap(fd, _HEADER.size + buckets, mmap.MAP_SHARED, mmap.PROT_READ), buckets, tag)
+            table = _HEADER.size + buckets
+            size = table if os.fstat(fd).st_size < table + PULSE_BYTES else table + PULSE_BYTES
+            return HeldTable(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ), buckets, tag)
         except (OSError, ValueError, struct.error):
             return None
         finally:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from .errors import KvError
 from .protocol import FrameReader, encode
+from .pulse import Pulse
 from .waking import unwake, wake
 
 MAX_OUTSTANDING = 256
@@ -27,7 +28,8 @@ READ_BYTES = 1 << 18
 #: A suspended link whose probe is not answered by then is dropped: it may be the connection that is stuck.
 PROBE_DEADLINE_S = 15.0
 #: Without a frame while something waits: a sign of life is asked for, and when it has not come by then the node stands still. A load of
-#: what another engine computes is silent for long, and its node answers at once.
+#: what another engine computes is silent for long, and its node answers at once. Where the node's pulse beats, its silence is what the
+#: present turn of its event loop has taken of its own: a busy machine makes turns long, and a node that is slow is waited for.
 ASK_AFTER_S = 0.5
 SILENT_AFTER_S = 1.2
 #: Counts for no more, however long it took: on a machine so busy that this thread does not get its turn, the node does not get its own.
@@ -88,6 +90,8 @@ class Link:
         """``on_unknown``: a newer node said what is not known here."""
         self.end_reason: KvError | None = None
         self.suspended = False
+        #: None: its frames alone tell that the node lives.
+        self.pulse: Pulse | None = None
         self.epoch: int | None = None
         self._on_unknown = on_unknown
         self._socket = connection
@@ -259,6 +263,10 @@ class Link:
         if self._silence_s is None or self.epoch is None:  # before its first answer a node may take its time
             return
         before, self._silence_s = self._silence_s, self._silence_s + took_s
+        if self.pulse is not None and self._pending:
+            still_s = self.pulse.still_s()
+            if still_s is not None:
+                self._silence_s = min(self._silence_s, still_s)
         if self._silence_s < ASK_AFTER_S:
             if not self._pending:
                 self._silence_s = 0.0
