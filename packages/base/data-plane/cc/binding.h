@@ -1,7 +1,18 @@
 #pragma once
 #include <napi.h>
 
+#include <cstdint>
+#include <span>
+#include <string>
+
 namespace kvtier {
+
+inline std::string TextOf(const Napi::Value& value) { return value.As<Napi::String>().Utf8Value(); }
+inline double NumberOf(const Napi::Value& value) { return value.As<Napi::Number>().DoubleValue(); }
+inline std::span<const uint8_t> BytesOf(const Napi::Value& value) {
+  const auto array = value.As<Napi::Uint8Array>();
+  return {array.Data(), array.ByteLength()};
+}
 
 void RegisterIdentity(Napi::Env env, Napi::Object exports);
 void RegisterEvents(Napi::Env env, Napi::Object exports);

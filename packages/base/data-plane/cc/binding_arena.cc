@@ -21,9 +21,6 @@ Napi::Value Box(Napi::Env env, std::shared_ptr<Arena> arena) {
                                        [](Napi::Env, ArenaBox* box) { delete box; });
 }
 
-std::string TextOf(const Napi::Value& value) { return value.As<Napi::String>().Utf8Value(); }
-double NumberOf(const Napi::Value& value) { return value.As<Napi::Number>().DoubleValue(); }
-
 template <typename Function>
 auto Guard(Napi::Env env, Function function) {
   try {

@@ -10,8 +10,6 @@
 namespace kvtier {
 namespace {
 
-double NumberOf(const Napi::Value& value) { return value.As<Napi::Number>().DoubleValue(); }
-
 template <size_t kWidth>
 void Split(const uint8_t* source, size_t count, uint8_t* planes) {
   for (size_t i = 0; i < count; ++i) {

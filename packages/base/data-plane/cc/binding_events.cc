@@ -10,11 +10,6 @@
 namespace kvtier {
 namespace {
 
-std::span<const uint8_t> BytesOf(const Napi::Value& value) {
-  const auto array = value.As<Napi::Uint8Array>();
-  return {array.Data(), array.ByteLength()};
-}
-
 Napi::Value EncodeEvents(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const auto words = info[0].As<Napi::Uint32Array>();

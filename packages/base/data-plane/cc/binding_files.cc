@@ -19,15 +19,11 @@
 namespace kvtier {
 namespace {
 
-constexpr uint64_t kPage = 4096;
 constexpr uint64_t kPrepareChunkBytes = uint64_t{4} << 20;
 
 struct FilesBox {
   std::shared_ptr<WorkQueue> queue;  // null: closed
 };
-
-std::string TextOf(const Napi::Value& value) { return value.As<Napi::String>().Utf8Value(); }
-double NumberOf(const Napi::Value& value) { return value.As<Napi::Number>().DoubleValue(); }
 
 SystemFailure Failure(const std::string& path, const char* what, int error) {
   return SystemFailure("IO: " + path + ": cannot be " + what + " (" + std::strerror(error) + ")", error);

@@ -12,11 +12,6 @@ namespace {
 
 using Bytes = std::span<const uint8_t>;
 
-Bytes BytesOf(const Napi::Value& value) {
-  const auto array = value.As<Napi::Uint8Array>();
-  return {array.Data(), array.ByteLength()};
-}
-
 // hashBlocks(algorithm, parent, tokens, blockTokens, extras, out): count
 Napi::Value HashBlocksOf(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();

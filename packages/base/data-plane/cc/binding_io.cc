@@ -22,10 +22,6 @@
 namespace kvtier {
 namespace {
 
-constexpr uint64_t kPage = 4096;
-
-std::string TextOf(const Napi::Value& value) { return value.As<Napi::String>().Utf8Value(); }
-double NumberOf(const Napi::Value& value) { return value.As<Napi::Number>().DoubleValue(); }
 std::string Why() { return std::strerror(errno); }
 
 // -- locks ------------------------------------------------------------------------------------------------------------
@@ -189,7 +185,7 @@ struct IoBox {
 };
 using IoHandle = std::shared_ptr<IoBox>;
 
-IoHandle BoxOf(const Napi::Value& value) {
+IoHandle IoOf(const Napi::Value& value) {
   if (!value.IsExternal()) throw Napi::TypeError::New(value.Env(), "not an I/O handle");
   const IoHandle box = *value.As<Napi::External<IoHandle>>().Data();
   if (box->closing) throw Napi::Error::New(value.Env(), "the I/O queue is closed");
@@ -235,7 +231,7 @@ Napi::Value IoOpen(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value IoBackendOf(const Napi::CallbackInfo& info) {
-  const IoHandle box = BoxOf(info[0]);
+  const IoHandle box = IoOf(info[0]);
   auto result = Napi::Object::New(info.Env());
   result["backend"] = Napi::String::New(info.Env(), box->queue->backend());
   result["reason"] = Napi::String::New(info.Env(), box->queue->reason());
@@ -244,7 +240,7 @@ Napi::Value IoBackendOf(const Napi::CallbackInfo& info) {
 
 Napi::Value IoOpenFile(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  const IoHandle box = BoxOf(info[0]);
+  const IoHandle box = IoOf(info[0]);
   const auto given = info[2].As<Napi::Object>();
   const uint64_t bytes = WholeOf(env, NumberOf(given.Get("bytes")), "bytes");
   try {
@@ -256,7 +252,7 @@ Napi::Value IoOpenFile(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value IoTakeFile(const Napi::CallbackInfo& info) {
-  const IoHandle box = BoxOf(info[0]);
+  const IoHandle box = IoOf(info[0]);
   const std::string path = TextOf(info[2]);
   const auto file = std::make_shared<std::shared_ptr<IoFile>>();
   return RunOn(*FilesOf(info[1]), info.Env(), [path, file] { *file = IoQueue::Open(path); },
@@ -267,7 +263,7 @@ Napi::Value IoTakeFile(const Napi::CallbackInfo& info) {
 }
 
 void IoCloseFile(const Napi::CallbackInfo& info) {
-  auto file = BoxOf(info[0])->queue->CloseFile(info[1].As<Napi::Number>().Uint32Value());
+  auto file = IoOf(info[0])->queue->CloseFile(info[1].As<Napi::Number>().Uint32Value());
   // close(2) may wait for the device, too.
   if (file && info.Length() > 2 && info[2].IsExternal()) FilesOf(info[2])->Push([kept = std::move(file)] {});
 }
@@ -288,7 +284,7 @@ FirstPage Stamped(const uint8_t* object, const uint8_t* sequence) {
 
 void IoSubmit(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  const IoHandle box = BoxOf(info[0]);
+  const IoHandle box = IoOf(info[0]);
   const auto numbers = info[1].As<Napi::Float64Array>();
   if (numbers.ElementLength() % 6 != 0) throw Napi::RangeError::New(env, "rows of 6 numbers");
   const size_t count = numbers.ElementLength() / 6;
@@ -330,7 +326,7 @@ void IoSubmit(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value IoClose(const Napi::CallbackInfo& info) {
-  const IoHandle box = BoxOf(info[0]);
+  const IoHandle box = IoOf(info[0]);
   box->closing = true;
   return RunApart(
       info.Env(), [box] { box->queue->Close(); },
@@ -347,7 +343,7 @@ Napi::Value IoClose(const Napi::CallbackInfo& info) {
 // The queue's thread waits for a device that does not answer: nobody can join it. It, the arena's mapping and the files stay
 // until the process ends.
 void IoAbandon(const Napi::CallbackInfo& info) {
-  const IoHandle box = BoxOf(info[0]);
+  const IoHandle box = IoOf(info[0]);
   {
     const std::lock_guard lock(box->bell->mutex);
     box->bell->muted = true;
@@ -359,7 +355,7 @@ void IoAbandon(const Napi::CallbackInfo& info) {
 }
 
 void IoFault(const Napi::CallbackInfo& info) {
-  BoxOf(info[0])->queue->Fault(info[1].As<Napi::Number>().Uint32Value(), info[2].As<Napi::Number>().Int32Value(),
+  IoOf(info[0])->queue->Fault(info[1].As<Napi::Number>().Uint32Value(), info[2].As<Napi::Number>().Int32Value(),
                                 info[3].As<Napi::Boolean>().Value());
 }
 

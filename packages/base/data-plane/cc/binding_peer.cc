@@ -9,9 +9,6 @@
 namespace kvtier {
 namespace {
 
-std::string TextOf(const Napi::Value& value) { return value.As<Napi::String>().Utf8Value(); }
-double NumberOf(const Napi::Value& value) { return value.As<Napi::Number>().DoubleValue(); }
-
 // What JavaScript holds. Its thread-safe function does not keep the event loop alive: whoever waits has a deadline of its own.
 struct PeerBox {
   std::shared_ptr<Arena> arena;
@@ -49,7 +46,7 @@ struct PeerBox {
 };
 using PeerHandle = std::shared_ptr<PeerBox>;
 
-PeerHandle BoxOf(const Napi::Value& value) {
+PeerHandle PeerOf(const Napi::Value& value) {
   if (!value.IsExternal()) throw Napi::TypeError::New(value.Env(), "not a peer loops");
   const PeerHandle box = *value.As<Napi::External<PeerHandle>>().Data();
   if (box->closing) throw Napi::Error::New(value.Env(), "the peer loops is closed");
@@ -57,7 +54,7 @@ PeerHandle BoxOf(const Napi::Value& value) {
 }
 
 template <size_t kBytes>
-std::array<uint8_t, kBytes> BytesOf(const Napi::Value& value) {
+std::array<uint8_t, kBytes> ArrayOf(const Napi::Value& value) {
   const auto given = value.As<Napi::Uint8Array>();
   if (given.ByteLength() != kBytes) throw Napi::RangeError::New(value.Env(), std::to_string(kBytes) + " bytes");
   std::array<uint8_t, kBytes> bytes;
@@ -109,22 +106,22 @@ Napi::Value PeerOpen(const Napi::CallbackInfo& info) {
 
 Napi::Value PeerListen(const Napi::CallbackInfo& info) {
   try {
-    return Napi::Number::New(info.Env(), BoxOf(info[0])->loops->Listen(TextOf(info[1]), PortOf(info[2])));
+    return Napi::Number::New(info.Env(), PeerOf(info[0])->loops->Listen(TextOf(info[1]), PortOf(info[2])));
   } catch (const std::runtime_error& error) {
     throw Napi::Error::New(info.Env(), error.what());
   }
 }
 
 void PeerAllow(const Napi::CallbackInfo& info) {
-  BoxOf(info[0])->loops->sessions().Allow(BytesOf<16>(info[1]), BytesOf<32>(info[2]));
+  PeerOf(info[0])->loops->sessions().Allow(ArrayOf<16>(info[1]), ArrayOf<32>(info[2]));
 }
 
-void PeerRevoke(const Napi::CallbackInfo& info) { BoxOf(info[0])->loops->Revoke(BytesOf<16>(info[1])); }
+void PeerRevoke(const Napi::CallbackInfo& info) { PeerOf(info[0])->loops->Revoke(ArrayOf<16>(info[1])); }
 
 Napi::Value PeerConnect(const Napi::CallbackInfo& info) {
   try {
-    const uint64_t number = BoxOf(info[0])->loops->Connect(TextOf(info[1]), PortOf(info[2]), BytesOf<16>(info[3]),
-                                                            BytesOf<32>(info[4]));
+    const uint64_t number = PeerOf(info[0])->loops->Connect(TextOf(info[1]), PortOf(info[2]), ArrayOf<16>(info[3]),
+                                                            ArrayOf<32>(info[4]));
     return Napi::Number::New(info.Env(), static_cast<double>(number));
   } catch (const std::runtime_error& error) {
     throw Napi::Error::New(info.Env(), error.what());
@@ -132,12 +129,12 @@ Napi::Value PeerConnect(const Napi::CallbackInfo& info) {
 }
 
 void PeerDisconnect(const Napi::CallbackInfo& info) {
-  BoxOf(info[0])->loops->Disconnect(WholeOf(info.Env(), NumberOf(info[1]), "connection"));
+  PeerOf(info[0])->loops->Disconnect(WholeOf(info.Env(), NumberOf(info[1]), "connection"));
 }
 
 void PeerFetchRows(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  const PeerHandle box = BoxOf(info[0]);
+  const PeerHandle box = PeerOf(info[0]);
   const uint64_t connection = WholeOf(env, NumberOf(info[1]), "connection");
   const auto numbers = info[2].As<Napi::Float64Array>();
   const auto identities = info[3].As<Napi::Uint8Array>();
@@ -161,7 +158,7 @@ void PeerFetchRows(const Napi::CallbackInfo& info) {
 
 void PeerAnswerRows(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  const PeerHandle box = BoxOf(info[0]);
+  const PeerHandle box = PeerOf(info[0]);
   const auto numbers = info[1].As<Napi::Float64Array>();
   const size_t count = numbers.ElementLength() / 5;
   if (numbers.ElementLength() != count * 5) throw Napi::RangeError::New(env, "rows of 5 numbers");
@@ -184,7 +181,7 @@ void PeerAnswerRows(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value PeerClose(const Napi::CallbackInfo& info) {
-  const PeerHandle box = BoxOf(info[0]);
+  const PeerHandle box = PeerOf(info[0]);
   box->closing = true;
   return RunApart(
       info.Env(), [box] { box->loops->Close(); },

@@ -69,7 +69,7 @@ void EndWithParent(const Napi::CallbackInfo& info) {
 
 // -- turns ------------------------------------------------------------------------------------------------------------
 
-constexpr double kLookMs = 10;         // shorter turns are not worth a look at the thread's clock
+constexpr double kTurnLookMs = 10;     // shorter turns are not worth a look at the thread's clock
 constexpr double kBaselineOldMs = 1;   // what a turn may be charged for of those before it
 constexpr double kLongMs = 50;
 constexpr size_t kMaxRows = 64;
@@ -102,7 +102,7 @@ struct Turns {
   void Ended() {
     const double now = NowMs(CLOCK_MONOTONIC);
     const double elapsed = now - wallMs;
-    if (elapsed >= kLookMs) {
+    if (elapsed >= kTurnLookMs) {
       const double idle = static_cast<double>(uv_metrics_idle_time(loop)) / 1e6;
       const double wall = std::max(0.0, elapsed - (idle - idleMs));
       longestWallMs = std::max(longestWallMs, wall);

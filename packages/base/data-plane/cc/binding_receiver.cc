@@ -27,21 +27,19 @@ struct ReceiverBox {
 };
 using ReceiverHandle = std::shared_ptr<ReceiverBox>;
 
-std::string TextOf(const Napi::Object& options, const char* name) { return options.Get(name).As<Napi::String>().Utf8Value(); }
-
 Napi::Value Open(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const auto options = info[0].As<Napi::Object>();
   EventSource source;
-  source.endpoint = TextOf(options, "endpoint");
-  source.topic = TextOf(options, "topic");
+  source.endpoint = TextOf(options.Get("endpoint"));
+  source.topic = TextOf(options.Get("topic"));
   source.high_water_mark = options.Get("highWaterMark").As<Napi::Number>().Int32Value();
   source.max_message_bytes = options.Get("maxMessageBytes").As<Napi::Number>().Int64Value();
   source.ipv6 = options.Get("ipv6").As<Napi::Boolean>().Value();
   source.heartbeat_ms = options.Get("heartbeatMs").As<Napi::Number>().Int32Value();
-  source.server_key = TextOf(options, "serverKey");
-  source.public_key = TextOf(options, "publicKey");
-  source.secret_key = TextOf(options, "secretKey");
+  source.server_key = TextOf(options.Get("serverKey"));
+  source.public_key = TextOf(options.Get("publicKey"));
+  source.secret_key = TextOf(options.Get("secretKey"));
   try {
     const auto box = std::make_shared<ReceiverBox>(source);
     return Napi::External<ReceiverHandle>::New(env, new ReceiverHandle(box), [](Napi::Env, ReceiverHandle* handle) { delete handle; });
@@ -52,7 +50,7 @@ Napi::Value Open(const Napi::CallbackInfo& info) {
   }
 }
 
-ReceiverHandle BoxOf(const Napi::Value& value) {
+ReceiverHandle ReceiverOf(const Napi::Value& value) {
   if (!value.IsExternal()) throw Napi::TypeError::New(value.Env(), "not a receiver of KV events");
   return *value.As<Napi::External<ReceiverHandle>>().Data();
 }
@@ -82,7 +80,7 @@ Napi::Value Told(Napi::Env env, const EventBurst& burst, std::span<const int32_t
 
 Napi::Value Next(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  const ReceiverHandle box = BoxOf(info[0]);
+  const ReceiverHandle box = ReceiverOf(info[0]);
   if (!box->receiver) {
     const auto none = Napi::Promise::Deferred::New(env);
     none.Resolve(env.Null());
@@ -105,14 +103,14 @@ Napi::Value Next(const Napi::CallbackInfo& info) {
 
 // Words of the last burst, as many as there are or as fit; 0 when it is closed.
 Napi::Value Words(const Napi::CallbackInfo& info) {
-  const ReceiverHandle box = BoxOf(info[0]);
+  const ReceiverHandle box = ReceiverOf(info[0]);
   auto into = info[1].As<Napi::Int32Array>();
   const size_t count = std::min(into.ElementLength(), box->words.size());
   if (count > 0) memcpy(into.Data(), box->words.data(), count * sizeof(int32_t));
   return Napi::Number::New(info.Env(), static_cast<double>(count));
 }
 
-void Close(const Napi::CallbackInfo& info) { BoxOf(info[0])->Close(); }
+void Close(const Napi::CallbackInfo& info) { ReceiverOf(info[0])->Close(); }
 
 }  // namespace
 

@@ -9,12 +9,8 @@
 namespace kvtier {
 namespace {
 
-std::string BytesOf(const Napi::Value& value) {
-  const auto given = value.As<Napi::Uint8Array>();
-  return {reinterpret_cast<const char*>(given.Data()), given.ByteLength()};
-}
-uint64_t NumberOf(const Napi::CallbackInfo& info, size_t index, const char* what) {
-  return WholeOf(info.Env(), info[index].As<Napi::Number>().DoubleValue(), what);
+uint64_t WholeArgument(const Napi::CallbackInfo& info, size_t index, const char* what) {
+  return WholeOf(info.Env(), NumberOf(info[index]), what);
 }
 
 // What JavaScript holds. Its thread-safe function does not keep the event loop alive: whoever waits has a deadline of its own.
@@ -44,7 +40,7 @@ struct ValueBox {
 };
 using ValuesHandle = std::shared_ptr<ValueBox>;
 
-ValuesHandle BoxOf(const Napi::Value& value) {
+ValuesHandle ValuesOf(const Napi::Value& value) {
   if (!value.IsExternal()) throw Napi::TypeError::New(value.Env(), "not an mover of Redis values");
   const ValuesHandle box = *value.As<Napi::External<ValuesHandle>>().Data();
   if (!box->mover) throw Napi::Error::New(value.Env(), "the mover of Redis values is closed");
@@ -79,22 +75,23 @@ Napi::Value ValueOpen(const Napi::CallbackInfo& info) {
 Napi::Value ValueServerOf(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   ValueServer server{};
-  server.login = BytesOf(info[1]);
-  server.loginReplies = static_cast<unsigned>(NumberOf(info, 2, "loginReplies"));
-  server.depth = static_cast<unsigned>(NumberOf(info, 3, "depth"));
-  server.pieceBytes = NumberOf(info, 4, "pieceBytes");
+  const auto login = BytesOf(info[1]);
+  server.login.assign(login.begin(), login.end());
+  server.loginReplies = static_cast<unsigned>(WholeArgument(info, 2, "loginReplies"));
+  server.depth = static_cast<unsigned>(WholeArgument(info, 3, "depth"));
+  server.pieceBytes = WholeArgument(info, 4, "pieceBytes");
   if (server.depth < 1 || server.pieceBytes < 1) throw Napi::RangeError::New(env, "depth and pieceBytes are 1 at least");
-  return Napi::Number::New(env, static_cast<double>(BoxOf(info[0])->mover->Open(server)));
+  return Napi::Number::New(env, static_cast<double>(ValuesOf(info[0])->mover->Open(server)));
 }
 
 Napi::Value ValueConnect(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const std::string host = info[2].As<Napi::String>().Utf8Value();
-  const uint64_t port = NumberOf(info, 3, "port");
+  const uint64_t port = WholeArgument(info, 3, "port");
   if (port > 65535) throw Napi::RangeError::New(env, "port");
   try {
-    const ValuesHandle box = BoxOf(info[0]);
-    const uint64_t number = box->mover->Connect(NumberOf(info, 1, "server"), host, static_cast<uint16_t>(port));
+    const ValuesHandle box = ValuesOf(info[0]);
+    const uint64_t number = box->mover->Connect(WholeArgument(info, 1, "server"), host, static_cast<uint16_t>(port));
     return Napi::Number::New(env, static_cast<double>(number));
   } catch (const std::runtime_error& error) {
     throw Napi::Error::New(env, error.what());
@@ -103,8 +100,8 @@ Napi::Value ValueConnect(const Napi::CallbackInfo& info) {
 
 void MoveValues(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  const ValuesHandle box = BoxOf(info[0]);
-  ValueGroup group{NumberOf(info, 2, "tag"), !info[6].IsNull(), {}};
+  const ValuesHandle box = ValuesOf(info[0]);
+  ValueGroup group{WholeArgument(info, 2, "tag"), !info[6].IsNull(), {}};
   const std::string base = info[3].As<Napi::String>().Utf8Value();
   const std::string ids = info[4].As<Napi::String>().Utf8Value();
   const auto rows = info[5].As<Napi::Float64Array>();
@@ -132,29 +129,29 @@ void MoveValues(const Napi::CallbackInfo& info) {
     }
     if (identities != nullptr) std::memcpy(move.identity.data(), identities + 64 * i, 64);
   }
-  box->mover->Move(NumberOf(info, 1, "server"), std::move(group));
+  box->mover->Move(WholeArgument(info, 1, "server"), std::move(group));
 }
 
 void ValueShare(const Napi::CallbackInfo& info) {
-  BoxOf(info[0])->mover->Share(NumberOf(info, 1, "server"), info[2].As<Napi::Boolean>().Value());
+  ValuesOf(info[0])->mover->Share(WholeArgument(info, 1, "server"), info[2].As<Napi::Boolean>().Value());
 }
 
 Napi::Value ValuePieceAfter(const Napi::CallbackInfo& info) {
-  const uint64_t bytes = NumberOf(info, 0, "bytes");
+  const uint64_t bytes = WholeArgument(info, 0, "bytes");
   return Napi::Number::New(info.Env(), static_cast<double>(PieceSize::After(bytes, info[1].As<Napi::Number>().DoubleValue())));
 }
 
 void ValueExpire(const Napi::CallbackInfo& info) {
-  BoxOf(info[0])->mover->Expire(NumberOf(info, 1, "server"), NumberOf(info, 2, "tag"));
+  ValuesOf(info[0])->mover->Expire(WholeArgument(info, 1, "server"), WholeArgument(info, 2, "tag"));
 }
 
 void ValueDisconnect(const Napi::CallbackInfo& info) {
-  BoxOf(info[0])->mover->Disconnect(NumberOf(info, 1, "connection"));
+  ValuesOf(info[0])->mover->Disconnect(WholeArgument(info, 1, "connection"));
 }
 
-void ValueShut(const Napi::CallbackInfo& info) { BoxOf(info[0])->mover->Shut(NumberOf(info, 1, "server")); }
+void ValueShut(const Napi::CallbackInfo& info) { ValuesOf(info[0])->mover->Shut(WholeArgument(info, 1, "server")); }
 
-void ValueClose(const Napi::CallbackInfo& info) { BoxOf(info[0])->Close(); }
+void ValueClose(const Napi::CallbackInfo& info) { ValuesOf(info[0])->Close(); }
 
 }  // namespace
 

@@ -22,7 +22,7 @@ constexpr uint64_t kReceiveBytes = 128 << 10;
 // One step of the checksum; meanwhile the memory that the next receive writes to is asked for.
 constexpr uint64_t kHashBytes = 4 << 10;
 // One turn of one connection, so that no connection starves its neighbours.
-constexpr uint64_t kTurnBytes = 4 << 20;
+constexpr uint64_t kPeerTurnBytes = 4 << 20;
 constexpr int kSendPieces = 64;
 // For a client to prove itself.
 constexpr auto kStrangerLimit = std::chrono::milliseconds(3000);
@@ -205,7 +205,7 @@ void PeerConnection::Send(const void* bytes, size_t count) {
 // Large objects go out of the arena without a copy where the transport can; all else, and heads, in few gathered pieces.
 void PeerConnection::Write() {
   const uint64_t before = sentBytes_;
-  while (!out_.empty() && sentBytes_ - before < kTurnBytes) {
+  while (!out_.empty() && sentBytes_ - before < kPeerTurnBytes) {
     if (GoesByPages(out_.front()) && out_.front().doneBytes >= out_.front().head.size()) {
       if (!SendBody()) return;
       continue;
@@ -296,7 +296,7 @@ void PeerConnection::Read() {
     Parse();
     if (closed()) return;
     turnBytes += static_cast<uint64_t>(moved);
-    if (turnBytes >= kTurnBytes) {
+    if (turnBytes >= kPeerTurnBytes) {
       more_ = transport_->HasBuffered();
       return;
     }

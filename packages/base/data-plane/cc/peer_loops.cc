@@ -26,7 +26,7 @@ constexpr int kBacklog = 64;
 // Without a file to accept with, the listener would be ready again and again.
 constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 
-SocketAddress AddressOf(const std::string& host, uint16_t port) {
+SocketAddress PeerAddressOf(const std::string& host, uint16_t port) {
   if (const auto address = IpAddress(host, port)) return *address;
   throw std::runtime_error("CONFIG: " + host + ": not an IP address");
 }
@@ -192,7 +192,7 @@ PeerLoops::PeerLoops(std::shared_ptr<Arena> arena, PeerOptions options, std::fun
 PeerLoops::~PeerLoops() { Close(); }
 
 uint16_t PeerLoops::Listen(const std::string& host, uint16_t port) {
-  SocketAddress address = AddressOf(host, port);
+  SocketAddress address = PeerAddressOf(host, port);
   const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const int on = 1;
   if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -219,7 +219,7 @@ void PeerLoops::Revoke(const PeerSession& session) {
 }
 
 uint64_t PeerLoops::Connect(const std::string& host, uint16_t port, const PeerSession& session, const PeerKey& key) {
-  const SocketAddress address = AddressOf(host, port);
+  const SocketAddress address = PeerAddressOf(host, port);
   const uint64_t number = NextNumber();
   PeerLoop& loop = LoopOf(number);
   loop.Post([&loop, address, number, session, key] {

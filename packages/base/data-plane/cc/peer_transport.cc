@@ -44,7 +44,7 @@ class Plain : public PeerTransport {
 };
 
 // Of one call to Write, so that connections take turns.
-constexpr ssize_t kTurnBytes = 1 << 20;
+constexpr ssize_t kWriteBytes = 1 << 20;
 
 // TLS_AES_128_GCM_SHA256: the one that every CPU of this kind has instructions for.
 constexpr unsigned char kCipher[2] = {0x13, 0x01};
@@ -194,9 +194,9 @@ class Tls : public PeerTransport {
   }
   ssize_t Write(const iovec* pieces, int count, bool) override {
     ssize_t total = 0;
-    for (int i = 0; i < count && total < kTurnBytes; ++i) {
-      const auto bytes = static_cast<int>(std::min<size_t>(pieces[i].iov_len, kTurnBytes));
-      for (int done = 0; done < bytes && total < kTurnBytes;) {
+    for (int i = 0; i < count && total < kWriteBytes; ++i) {
+      const auto bytes = static_cast<int>(std::min<size_t>(pieces[i].iov_len, kWriteBytes));
+      for (int done = 0; done < bytes && total < kWriteBytes;) {
         const ssize_t moved = Moved(SSL_write(ssl_, static_cast<uint8_t*>(pieces[i].iov_base) + done, bytes - done));
         if (moved <= 0) return total > 0 && moved == kWait ? total : moved;
         done += static_cast<int>(moved);

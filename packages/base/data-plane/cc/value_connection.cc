@@ -20,7 +20,7 @@ constexpr size_t kLongestLine = 4096;
 // What a server reads into a buffer of its own: PROTO_MBULK_BIG_ARG.
 constexpr uint64_t kLargeValue = 32 << 10;
 // Of one turn, so that connections take turns.
-constexpr uint64_t kTurnBytes = 1 << 20;
+constexpr uint64_t kValueTurnBytes = 1 << 20;
 constexpr size_t kVectors = 12;
 
 void AppendWord(std::string& text, std::string_view word) {
@@ -177,7 +177,7 @@ void ValueConnection::Sent(uint64_t bytes) {
 }
 
 void ValueConnection::Read() {
-  for (uint64_t turnBytes = 0; !closed() && turnBytes < kTurnBytes;) {
+  for (uint64_t turnBytes = 0; !closed() && turnBytes < kValueTurnBytes;) {
     uint8_t dropped[16 << 10];
     iovec vectors[2];
     size_t used = 0;

@@ -26,7 +26,7 @@ namespace {
 constexpr int kLookMs = 20;
 
 // `host` may be the path of a Unix socket, too.
-SocketAddress AddressOf(const std::string& host, uint16_t port) {
+SocketAddress ServerAddressOf(const std::string& host, uint16_t port) {
   SocketAddress address;
   auto* path = reinterpret_cast<sockaddr_un*>(&address.storage);
   if (host.starts_with('/') && host.size() < sizeof(path->sun_path)) {
@@ -191,7 +191,7 @@ uint64_t ValueMover::Open(const ValueServer& server) {
 }
 
 uint64_t ValueMover::Connect(uint64_t server, const std::string& host, uint16_t port) {
-  const SocketAddress address = AddressOf(host, port);
+  const SocketAddress address = ServerAddressOf(host, port);
   const uint64_t number = nextNumber_++;
   loop_->Post([loop = loop_.get(), server, number, address] { loop->Connect(server, number, address); });
   return number;

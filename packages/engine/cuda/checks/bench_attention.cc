@@ -11,7 +11,7 @@
 namespace kvtier::cuda::bench {
 namespace {
 
-constexpr int32_t kBlockTokens = 16;
+constexpr int32_t kCacheBlockTokens = 16;
 constexpr int32_t Tokens(int64_t count) { return static_cast<int32_t>(Scaled(count)); }
 
 // Sequences of `computed` tokens and `queries` new ones each; keys, values and queries are uniform noise, so that nothing is cheaper than in earnest.
@@ -24,10 +24,10 @@ class Problem {
       : before_(before), queries_(queries), kv_type_(kv_type), name_(name) {
     const auto sequences = static_cast<int32_t>(before.size());
     const int32_t context = *std::max_element(before.begin(), before.end()) + queries, rows = sequences * queries;
-    const int32_t entries = (context + kBlockTokens - 1) / kBlockTokens;
+    const int32_t entries = (context + kCacheBlockTokens - 1) / kCacheBlockTokens;
     int32_t blocks = 1;  // only what lies in a context has one
-    for (const int32_t computed : before) blocks += (computed + queries + kBlockTokens - 1) / kBlockTokens;
-    const int64_t block_bytes = 2 * kKvHeads * kBlockTokens * kHeadDim * NumberBytes(kv_type);
+    for (const int32_t computed : before) blocks += (computed + queries + kCacheBlockTokens - 1) / kCacheBlockTokens;
+    const int64_t block_bytes = 2 * kKvHeads * kCacheBlockTokens * kHeadDim * NumberBytes(kv_type);
     std::vector<int32_t> start, row_sequence, table(static_cast<size_t>(sequences * entries)), ids(static_cast<size_t>(blocks - 1));
     for (int32_t i = 0; i <= sequences; ++i) start.push_back(i * queries);
     for (int32_t i = 0; i < rows; ++i) row_sequence.push_back(i / queries);
@@ -35,7 +35,7 @@ class Problem {
     uint64_t state = 1;
     for (size_t i = ids.size(); i > 1; --i) std::swap(ids[i - 1], ids[Next(state) % i]);
     for (size_t s = 0, next = 0; s < before.size(); ++s) {
-      for (int32_t entry = 0; entry * kBlockTokens < before[s] + queries; ++entry) table[s * static_cast<size_t>(entries) + static_cast<size_t>(entry)] = ids[next++];
+      for (int32_t entry = 0; entry * kCacheBlockTokens < before[s] + queries; ++entry) table[s * static_cast<size_t>(entries) + static_cast<size_t>(entry)] = ids[next++];
     }
     plan_ = PlanAttention({kHeads, kKvHeads, kHeadDim, gpu::Info().multiprocessors}, before, std::vector<int32_t>(before.size(), queries));
     items_ = gpu::Buffer(plan_.items.size() * sizeof(AttentionItem), "the plan");
@@ -57,7 +57,7 @@ class Problem {
     };
     batch_ = {sequences, rows, put(start), put(before), put(row_sequence), put(table), entries};
     args_ = {q_.data(), out_.data(), kStride, static_cast<int32_t>(kHeads), 0.08838834764f, 0, 0,
-             {pool_.data(), block_bytes, 0, blocks, kBlockTokens, kKvHeads, kHeadDim, kv_type},
+             {pool_.data(), block_bytes, 0, blocks, kCacheBlockTokens, kKvHeads, kHeadDim, kv_type},
              batch_.tables, workspace_.data(), &work_};
     Finish(stream_);
   }

@@ -9,8 +9,8 @@
 namespace kvtier::cuda::bench {
 namespace {
 
-constexpr auto kType = NumberType::kBf16;
-constexpr int64_t kFewRows = 64;  // up to here memory is the limit
+constexpr auto kGemmType = NumberType::kBf16;
+constexpr int64_t kMemoryRows = 64;  // up to here memory is the limit
 
 struct Matrix {
   const char* name;
@@ -22,8 +22,8 @@ const std::vector<Matrix> kMatrices = {{"qkv", kHidden + 2 * kKvHeads * kHeadDim
                                        {"down", kHidden, kIntermediate}};
 
 gpu::Buffer Random(gpu::Stream& stream, int64_t count, uint64_t seed) {
-  gpu::Buffer buffer(static_cast<size_t>(count * NumberBytes(kType)), "a bench's matrix");
-  FillRandom(stream, kType, buffer.data(), count, seed, 1, 0);
+  gpu::Buffer buffer(static_cast<size_t>(count * NumberBytes(kGemmType)), "a bench's matrix");
+  FillRandom(stream, kGemmType, buffer.data(), count, seed, 1, 0);
   return buffer;
 }
 
@@ -32,13 +32,13 @@ using Product = std::function<void(gpu::Stream&, NumberType, const GemmArgs&)>;
 // Microseconds of one product; the sizes and who computes it, as the figure's name.
 void Measure(gpu::Stream& stream, const Matrix& m, int64_t rows, const std::string& who, const Product& product) {
   const auto source = Random(stream, rows * m.inputs, 1), weight = Random(stream, m.outputs * m.inputs, 2);
-  const gpu::Buffer target(static_cast<size_t>(rows * m.outputs * NumberBytes(kType)), "a bench's matrix");
+  const gpu::Buffer target(static_cast<size_t>(rows * m.outputs * NumberBytes(kGemmType)), "a bench's matrix");
   const double us = TimeUs(stream, [&] {
-    product(stream, kType, {target.data(), source.data(), weight.data(), rows, m.outputs, m.inputs, m.outputs, m.inputs, false, false});
+    product(stream, kGemmType, {target.data(), source.data(), weight.data(), rows, m.outputs, m.inputs, m.outputs, m.inputs, false, false});
   });
   const std::string shape = "bf16 " + std::to_string(rows) + " rows " + m.name + " " + std::to_string(m.outputs) + "x" + std::to_string(m.inputs);
   const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(m.outputs) * static_cast<double>(m.inputs);
-  if (rows <= kFewRows) {
+  if (rows <= kMemoryRows) {
     ReportBytes("GEMM " + who, shape, us, static_cast<double>(m.outputs * m.inputs + rows * (m.inputs + m.outputs)) * 2);
   } else {
     ReportFlops("GEMM " + who, shape, us, flops);
@@ -51,12 +51,12 @@ std::pair<double, std::string> GemmRate() {
   gpu::Stream stream;
   constexpr int64_t kSide = Scaled(8192);
   const auto source = Random(stream, kSide * kSide, 1), weight = Random(stream, kSide * kSide, 2);
-  const gpu::Buffer target(static_cast<size_t>(kSide * kSide * NumberBytes(kType)), "a bench's matrix");
+  const gpu::Buffer target(static_cast<size_t>(kSide * kSide * NumberBytes(kGemmType)), "a bench's matrix");
   const GemmArgs args{target.data(), source.data(), weight.data(), kSide, kSide, kSide, kSide, kSide, false, false};
   std::string why;
   const auto cublaslt = CublasLt::Load("", &why);
   const double us = TimeUs(stream, [&] {
-    if (!cublaslt || !cublaslt->Run(stream, kType, args)) GemmOurs(stream, kType, args);
+    if (!cublaslt || !cublaslt->Run(stream, kGemmType, args)) GemmOurs(stream, kGemmType, args);
   });
   return {2.0 * kSide * kSide * kSide / us * 1e6, std::string(cublaslt ? "cuBLASLt" : "our GEMM (no cuBLASLt)") + " bf16 " + std::to_string(kSide) + "^3"};
 }
@@ -74,9 +74,9 @@ KVTIER_BENCH(gemm) {
     if (!cublaslt->Run(s, type, args)) throw std::runtime_error("cuBLASLt has no algorithm for a shape of the 8B model");
   };
   for (const Matrix& matrix : kMatrices) {
-    for (const int64_t rows : {int64_t{1}, int64_t{16}, int64_t{32}, kFewRows, Scaled(256), Scaled(2048), Scaled(8192)}) {
+    for (const int64_t rows : {int64_t{1}, int64_t{16}, int64_t{32}, kMemoryRows, Scaled(256), Scaled(2048), Scaled(8192)}) {
       Measure(stream, matrix, rows, "ours", ours);
-      if (rows > 8 && rows <= kFewRows) Measure(stream, matrix, rows, "ours, rows not shared", apart);
+      if (rows > 8 && rows <= kMemoryRows) Measure(stream, matrix, rows, "ours, rows not shared", apart);
       if (cublaslt) Measure(stream, matrix, rows, "cuBLASLt", theirs);
     }
   }

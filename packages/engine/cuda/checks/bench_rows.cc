@@ -6,8 +6,8 @@
 namespace kvtier::cuda::bench {
 namespace {
 
-constexpr NumberType kType = NumberType::kBf16;
-constexpr int64_t kPrefill = Scaled(8192), kDecode = 32, kBlockTokens = 16;
+constexpr NumberType kRowsType = NumberType::kBf16;
+constexpr int64_t kPrefill = Scaled(8192), kDecode = 32, kRowsBlockTokens = 16;
 constexpr int64_t kQkv = (kHeads + 2 * kKvHeads) * kHeadDim;
 
 // `bytes` of device memory, every byte `value`: as bf16 numbers 0x0101 and 0x3f3f are small and ordinary.
@@ -42,18 +42,18 @@ KVTIER_BENCH(rows) {
 
     const auto hidden_bytes = static_cast<double>(bytes(kHidden));
     ReportBytes("Embed", Shape(rows, kHidden),
-                TimeUs(stream, [&] { Embed(stream, kType, a.data(), embedding.data(), ids.data<int32_t>(), rows, kHidden, 1); }), 2 * hidden_bytes);
+                TimeUs(stream, [&] { Embed(stream, kRowsType, a.data(), embedding.data(), ids.data<int32_t>(), rows, kHidden, 1); }), 2 * hidden_bytes);
     ReportBytes("RmsNorm", Shape(rows, kHidden),
-                TimeUs(stream, [&] { RmsNorm(stream, kType, b.data(), a.data(), weight.data(), rows, kHidden, 1e-5f); }), 2 * hidden_bytes);
+                TimeUs(stream, [&] { RmsNorm(stream, kRowsType, b.data(), a.data(), weight.data(), rows, kHidden, 1e-5f); }), 2 * hidden_bytes);
     ReportBytes("AddRmsNorm", Shape(rows, kHidden), TimeUs(stream, [&] {
-                  AddRmsNorm(stream, kType, b.data(), a.data(), b.data(), nullptr, weight.data(), rows, kHidden, 1e-5f);
+                  AddRmsNorm(stream, kRowsType, b.data(), a.data(), b.data(), nullptr, weight.data(), rows, kHidden, 1e-5f);
                 }),
                 4 * hidden_bytes);
     ReportBytes("NormAdd", Shape(rows, kHidden),
-                TimeUs(stream, [&] { NormAdd(stream, kType, a.data(), b.data(), nullptr, weight.data(), rows, kHidden, 1e-5f); }),
+                TimeUs(stream, [&] { NormAdd(stream, kRowsType, a.data(), b.data(), nullptr, weight.data(), rows, kHidden, 1e-5f); }),
                 3 * hidden_bytes);
     ReportBytes("GatedActivation", Shape(rows, kIntermediate), TimeUs(stream, [&] {
-                  GatedActivation(stream, kType, target.data(), gate_up.data(), rows, kIntermediate, false);
+                  GatedActivation(stream, kRowsType, target.data(), gate_up.data(), rows, kIntermediate, false);
                 }),
                 3 * static_cast<double>(bytes(kIntermediate)));
   }
@@ -63,7 +63,7 @@ KVTIER_BENCH(rope) {
   gpu::Stream stream;
   for (const int64_t rows : {kPrefill, kDecode}) {
     // One sequence of `rows` new tokens, its blocks in order.
-    const int64_t blocks = rows / kBlockTokens + 1, block_bytes = 2 * kKvHeads * kBlockTokens * kHeadDim * 2;
+    const int64_t blocks = rows / kRowsBlockTokens + 1, block_bytes = 2 * kKvHeads * kRowsBlockTokens * kHeadDim * 2;
     const Filled qkv(stream, rows * kQkv * 2, 0x3f), pool(stream, blocks * block_bytes, 0), freqs(stream, kHeadDim / 2 * 4, 0x3c);
     const Filled zeros(stream, rows * 4, 0), table(stream, blocks * 4, 0);
     std::vector<int32_t> ids(static_cast<size_t>(blocks));
@@ -71,9 +71,9 @@ KVTIER_BENCH(rope) {
     stream.Copy(table.data(), ids.data(), ids.size() * 4);
     Finish(stream);
     const Batch batch{1, static_cast<int32_t>(rows), zeros.data<int32_t>(), zeros.data<int32_t>(), zeros.data<int32_t>(), table.data<int32_t>(), blocks};
-    const PagedKv kv{pool.data(), block_bytes, 0, static_cast<int32_t>(blocks), kBlockTokens, kKvHeads, kHeadDim, kType};
+    const PagedKv kv{pool.data(), block_bytes, 0, static_cast<int32_t>(blocks), kRowsBlockTokens, kKvHeads, kHeadDim, kRowsType};
     const RopeArgs args{qkv.data(), nullptr, nullptr, nullptr, 1e-5f, freqs.data<float>(), 1, kHeads, kv, table.data<int32_t>()};
-    ReportBytes("RopeAndStore", Shape(rows, kQkv), TimeUs(stream, [&] { RopeAndStore(stream, kType, args, batch); }),
+    ReportBytes("RopeAndStore", Shape(rows, kQkv), TimeUs(stream, [&] { RopeAndStore(stream, kRowsType, args, batch); }),
                 2 * static_cast<double>(rows * kQkv * 2));
   }
 }

@@ -16,7 +16,7 @@ namespace kvtier::cuda::bench {
 namespace {
 
 constexpr int kRounds = 15;
-constexpr int64_t kDeadlineUs = 60'000'000;
+constexpr int64_t kLoadDeadlineUs = 60'000'000;
 
 // What decode does to the memory: one row through a gate-up matrix of 8B shape, again and again, from its own thread.
 class DecodeLoad {
@@ -64,7 +64,7 @@ class DecodeLoad {
       GemmOurs(stream_, NumberType::kBf16, args);
     }
     to.Record(stream_);
-    if (!to.Wait(kDeadlineUs)) throw std::runtime_error("the decode load did not end within 60 s");
+    if (!to.Wait(kLoadDeadlineUs)) throw std::runtime_error("the decode load did not end within 60 s");
     return gpu::Event::ElapsedUs(from, to);
   }
 

@@ -19,6 +19,8 @@
 
 namespace kvtier::cuda::check {
 
+inline constexpr NumberType kF32 = NumberType::kF32, kF16 = NumberType::kF16, kBf16 = NumberType::kBf16, kE4m3 = NumberType::kE4m3;
+
 // Fails when `max_error` is above `allowed` or not a number. `kernel`: the function of kernels.h; `name`: type and shape.
 void Expect(const std::string& kernel, const std::string& name, double max_error, double allowed);
 // The same for what is either so or not.

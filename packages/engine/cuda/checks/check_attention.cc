@@ -19,16 +19,16 @@ struct Length {
   int32_t computed, queries;
 };
 
-struct Shape {
+struct AttentionShape {
   NumberType type = NumberType::kF16, kv_type = NumberType::kF16;
   int32_t heads = 8, kv_heads = 2, head_dim = 64, block_tokens = 16;
   int32_t window = 0;
   float soft_cap = 0;
   std::vector<Length> lengths;
 
-  Shape With(NumberType both) const { return With(both, both); }
-  Shape With(NumberType queries, NumberType kv) const {
-    Shape shape = *this;
+  AttentionShape With(NumberType both) const { return With(both, both); }
+  AttentionShape With(NumberType queries, NumberType kv) const {
+    AttentionShape shape = *this;
     shape.type = queries, shape.kv_type = kv;
     return shape;
   }
@@ -51,7 +51,7 @@ constexpr int32_t kTrap = 0x7fff0000;  // a table entry that nobody may follow
 // A shape's inputs on both sides, its reference, and its launches.
 class Problem {
  public:
-  Problem(const Shape& shape, uint64_t seed) : shape_(shape) {
+  Problem(const AttentionShape& shape, uint64_t seed) : shape_(shape) {
     const int32_t bt = shape.block_tokens;
     std::vector<int32_t> start{0}, row_sequence;
     int32_t max_context = 0, used = 0;
@@ -219,7 +219,7 @@ class Problem {
     }
   }
 
-  Shape shape_;
+  AttentionShape shape_;
   AttentionArgs args_{};
   Batch batch_{};
   size_t out_count_ = 0;
@@ -229,11 +229,9 @@ class Problem {
   std::vector<int32_t> host_computed_, host_queries_;
 };
 
-constexpr NumberType kF32 = NumberType::kF32, kF16 = NumberType::kF16, kBf16 = NumberType::kBf16, kE4m3 = NumberType::kE4m3;
-
 // Chunks, decodes and short tails in one batch: tiles that are full, partly filled and nearly empty.
-Shape Mixed(int32_t head_dim) {
-  Shape shape;
+AttentionShape Mixed(int32_t head_dim) {
+  AttentionShape shape;
   shape.head_dim = head_dim;
   shape.lengths = {{37, 20}, {0, 1}, {64, 1}, {90, 43}, {0, 3}};
   return shape;
@@ -246,12 +244,12 @@ KVTIER_CHECK(attention_warp) {
     Problem(Mixed(dim).With(kF32), 1).ExpectWarp();
   }
   for (const NumberType type : {kF32, kF16, kBf16}) {
-    Shape shape = Mixed(80).With(type, kE4m3);
+    AttentionShape shape = Mixed(80).With(type, kE4m3);
     shape.window = 33;
     shape.soft_cap = 2;
     Problem(shape, 2).ExpectWarp();
   }
-  Shape decode = Mixed(64).With(kF32);
+  AttentionShape decode = Mixed(64).With(kF32);
   decode.lengths = {{70, 1}, {0, 1}, {15, 1}, {16, 1}};
   Problem(decode, 3).ExpectPlanned();
 }
@@ -261,7 +259,7 @@ KVTIER_CHECK(attention_head_dims) {
     for (const NumberType type : {kF16, kBf16}) {
       for (const NumberType kv : {type, kE4m3}) {
         Problem(Mixed(dim).With(type, kv), 4).ExpectLarge();
-        Shape shape = Mixed(dim).With(type, kv);
+        AttentionShape shape = Mixed(dim).With(type, kv);
         shape.lengths = {{140, 1}, {15, 1}};
         Problem(shape, 4).ExpectFew(64);
       }
@@ -277,7 +275,7 @@ KVTIER_CHECK(attention_mixed_batches) {
 KVTIER_CHECK(attention_head_groups) {
   const int32_t heads[][2] = {{2, 2}, {4, 1}, {7, 1}, {14, 2}, {8, 1}, {24, 1}};
   for (const auto& pair : heads) {
-    Shape shape = Mixed(32);
+    AttentionShape shape = Mixed(32);
     shape.heads = pair[0], shape.kv_heads = pair[1];
     shape.lengths = {{20, 30}, {50, 1}, {0, 2}};
     Problem problem(shape, 5);
@@ -290,7 +288,7 @@ KVTIER_CHECK(attention_head_groups) {
 
 KVTIER_CHECK(attention_blocks) {
   for (const int32_t block_tokens : {8, 16, 24, 32, 128}) {
-    Shape shape = Mixed(32);
+    AttentionShape shape = Mixed(32);
     shape.block_tokens = block_tokens;
     shape.heads = 4, shape.kv_heads = 2;
     shape.lengths.clear();
@@ -309,7 +307,7 @@ KVTIER_CHECK(attention_blocks) {
 KVTIER_CHECK(attention_windows) {
   for (const int32_t window : {1, 2, 16, 17, 64, 100, 1000}) {
     for (const float cap : {0.0f, 3.0f}) {
-      Shape shape = Mixed(32);
+      AttentionShape shape = Mixed(32);
       shape.heads = 4, shape.kv_heads = 2;
       shape.window = window;
       shape.soft_cap = cap;
@@ -325,7 +323,7 @@ KVTIER_CHECK(attention_windows) {
 // One long context over the whole GPU, beside short ones; parts of every size up to all keys.
 KVTIER_CHECK(attention_parts) {
   for (const NumberType kv : {kBf16, kE4m3}) {
-    Shape shape = Mixed(128).With(kBf16, kv);
+    AttentionShape shape = Mixed(128).With(kBf16, kv);
     shape.heads = 4, shape.kv_heads = 1;
     shape.lengths = {{2999, 1}};
     Problem problem(shape, 10);
@@ -334,7 +332,7 @@ KVTIER_CHECK(attention_parts) {
     problem.ExpectPlanned(true);
     problem.ExpectWarp();
   }
-  Shape shape = Mixed(64);
+  AttentionShape shape = Mixed(64);
   shape.lengths = {{1300, 1}, {127, 1}, {128, 1}, {0, 1}, {640, 1}};
   Problem problem(shape, 11);
   for (const int32_t keys : {64, 128, 512, 2048}) problem.ExpectFew(keys);
@@ -348,7 +346,7 @@ KVTIER_CHECK(attention_parts) {
 KVTIER_CHECK(attention_tails) {
   for (const int32_t dim : {64, 80, 128, 256}) {
     for (const NumberType kv : {kBf16, kE4m3}) {
-      Shape shape = Mixed(dim).With(kBf16, kv);
+      AttentionShape shape = Mixed(dim).With(kBf16, kv);
       shape.heads = 4, shape.kv_heads = 2;
       shape.lengths = {{400, 33}, {40, 70}, {200, 1}};
       shape.soft_cap = kv == kBf16 ? 0.0f : 2.0f;
@@ -359,7 +357,7 @@ KVTIER_CHECK(attention_tails) {
       Problem(shape, 16).ExpectLarge(128);
     }
   }
-  Shape shape = Mixed(64);
+  AttentionShape shape = Mixed(64);
   shape.lengths = {{2000, 40}};
   Problem(shape, 17).ExpectPlanned();
 }
@@ -367,7 +365,7 @@ KVTIER_CHECK(attention_tails) {
 // A sequence's result has the same bits alone, in any company, on any number of rounds, and as a graph launches it.
 KVTIER_CHECK(attention_company) {
   for (const int32_t window : {0, 200}) {
-    Shape shape = Mixed(64).With(kBf16);
+    AttentionShape shape = Mixed(64).With(kBf16);
     shape.heads = 4, shape.kv_heads = 2, shape.window = window;
     shape.lengths = {{700, 40}, {1030, 1}, {15, 3}, {2100, 1}, {0, 150}, {600, 33}};
     Problem together(shape, 18);
@@ -389,7 +387,7 @@ KVTIER_CHECK(attention_company) {
 KVTIER_CHECK(attention_cuts) {
   for (const int32_t window : {0, 1000}) {
     const NumberType kv = window == 0 ? kBf16 : kE4m3;
-    Shape shape = Mixed(64).With(kBf16, kv);
+    AttentionShape shape = Mixed(64).With(kBf16, kv);
     shape.heads = 2, shape.kv_heads = 1, shape.window = window;
     constexpr int32_t kLonger = 60 * 128;  // from here on parts are twice as long
     constexpr int32_t kQueries = 70, kComputed = kLonger - 40;
@@ -422,7 +420,7 @@ KVTIER_CHECK(attention_cuts) {
 // The same inputs through the two ways give the same numbers but for rounding.
 KVTIER_CHECK(attention_ways_agree) {
   for (const int32_t dim : {64, 80, 256}) {
-    Shape shape = Mixed(dim).With(kBf16);
+    AttentionShape shape = Mixed(dim).With(kBf16);
     shape.lengths = {{333, 1}, {16, 1}, {64, 1}};
     Problem problem(shape, 13);
     AttentionBounds large = problem.bounds();
@@ -433,7 +431,7 @@ KVTIER_CHECK(attention_ways_agree) {
 }
 
 KVTIER_CHECK(attention_refusals) {
-  const auto refused = [](const Shape& shape) {
+  const auto refused = [](const AttentionShape& shape) {
     try {
       Problem problem(shape, 14);
       problem.Run(problem.bounds(), 0);
@@ -442,7 +440,7 @@ KVTIER_CHECK(attention_refusals) {
     }
     return false;
   };
-  Shape shape = Mixed(64);
+  AttentionShape shape = Mixed(64);
   shape.lengths = {{0, 2}};
   ExpectTrue("Attention", "takes what it knows", !refused(shape));
   shape.head_dim = 48;

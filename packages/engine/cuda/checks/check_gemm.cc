@@ -26,7 +26,7 @@ std::string NameOf(const Case& c) {
 size_t Size(int64_t count) { return static_cast<size_t>(count); }
 
 // Everything between rows and one row behind the last is guarded.
-void Run(const Case& c) {
+void RunGemm(const Case& c) {
   const int64_t source_stride = c.inputs + c.extra, target_stride = c.outputs + c.extra;
   const auto source = RoundedAs(c.type, RandomFloats(1, c.rows * source_stride, -1, 1));
   const auto weight = RoundedAs(c.type, RandomFloats(2, c.outputs * c.inputs, -1, 1));
@@ -63,24 +63,22 @@ void Run(const Case& c) {
   ExpectTrue("GemmOurs", NameOf(c) + ": nothing beside the target is written", guarded);
 }
 
-constexpr auto kF32 = NumberType::kF32, kF16 = NumberType::kF16, kBf16 = NumberType::kBf16;
-
 KVTIER_CHECK(gemm_plain) {
   for (const auto type : {kF32, kF16, kBf16}) {
-    Run({type, 1, 1, 1, false, false, 1});
-    Run({type, 5, 70, 33, false, false, 1});
-    Run({type, 67, 65, 40, true, false, 1, 3});
-    Run({type, 3, 66, 18, false, true, 1, 1});
+    RunGemm({type, 1, 1, 1, false, false, 1});
+    RunGemm({type, 5, 70, 33, false, false, 1});
+    RunGemm({type, 67, 65, 40, true, false, 1, 3});
+    RunGemm({type, 3, 66, 18, false, true, 1, 1});
   }
 }
 
 KVTIER_CHECK(gemm_few_rows) {
   for (const auto type : {kF16, kBf16}) {
     // One tile of rows, two, four, eight, and the edges between; inputs that not all warps have, and halves of a run.
-    for (const int64_t rows : {1, 7, 8, 9, 16, 17, 32, 33, 64}) Run({type, rows, 40, 584, rows % 2 == 0, rows == 7, 2});
-    Run({type, 1, 16, 8});
-    Run({type, 2, 17, 72, true, true, 0, 8});
-    Run({type, 20, 33, 1032, false, true, 0, 8});
+    for (const int64_t rows : {1, 7, 8, 9, 16, 17, 32, 33, 64}) RunGemm({type, rows, 40, 584, rows % 2 == 0, rows == 7, 2});
+    RunGemm({type, 1, 16, 8});
+    RunGemm({type, 2, 17, 72, true, true, 0, 8});
+    RunGemm({type, 20, 33, 1032, false, true, 0, 8});
   }
 }
 
@@ -88,27 +86,27 @@ KVTIER_CHECK(gemm_few_rows) {
 KVTIER_CHECK(gemm_shared_rows) {
   const int64_t outputs = 64 * gpu::Info().multiprocessors + 40;
   for (const auto type : {kF16, kBf16}) {
-    for (const int64_t rows : {9, 16, 17, 33, 64}) Run({type, rows, outputs, 584, rows % 2 == 0, rows == 17});
-    Run({type, 20, outputs, 1032, false, true, 0, 8});
-    Run({type, 40, outputs, 8});
+    for (const int64_t rows : {9, 16, 17, 33, 64}) RunGemm({type, rows, outputs, 584, rows % 2 == 0, rows == 17});
+    RunGemm({type, 20, outputs, 1032, false, true, 0, 8});
+    RunGemm({type, 40, outputs, 8});
   }
 }
 
 KVTIER_CHECK(gemm_tiles) {
   for (const auto type : {kF16, kBf16}) {
-    Run({type, 65, 64, 64});
-    Run({type, 130, 70, 40, true, false, 0, 8});       // edges in all directions, a step of 8 inputs
-    Run({type, 129, 515, 136, false, true});           // 128 x 128 tiles on the emulator's four multiprocessors
-    Run({type, 257, 1030, 72});                        // 128 x 256
-    Run({type, 300, 1111, 104, true});                 // odd outputs: no pairs
+    RunGemm({type, 65, 64, 64});
+    RunGemm({type, 130, 70, 40, true, false, 0, 8});       // edges in all directions, a step of 8 inputs
+    RunGemm({type, 129, 515, 136, false, true});           // 128 x 128 tiles on the emulator's four multiprocessors
+    RunGemm({type, 257, 1030, 72});                        // 128 x 256
+    RunGemm({type, 300, 1111, 104, true});                 // odd outputs: no pairs
   }
-  Run({kBf16, 1100, 130, 64});  // more than one group of tiles of rows
+  RunGemm({kBf16, 1100, 130, 64});  // more than one group of tiles of rows
 }
 
 // Unaligned operands must fall back, not fault.
 KVTIER_CHECK(gemm_unaligned) {
-  Run({kBf16, 4, 20, 36});
-  Run({kF16, 70, 20, 64, false, false, 0, 1});
+  RunGemm({kBf16, 4, 20, 36});
+  RunGemm({kF16, 70, 20, 64, false, false, 0, 1});
 }
 
 // A row's sum does not depend on how many rows come with it: as long as one version serves them, in every bit.

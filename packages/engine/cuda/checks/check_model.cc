@@ -13,7 +13,6 @@
 namespace kvtier::cuda::check {
 namespace {
 
-constexpr auto kF32 = NumberType::kF32, kF16 = NumberType::kF16, kBf16 = NumberType::kBf16, kE4m3 = NumberType::kE4m3;
 constexpr Limits kLimits{.block_tokens = 8, .blocks = 128, .threads = 2, .max_step_tokens = 96, .max_step_sequences = 12};
 
 CudaOptions Options(NumberType compute, NumberType kv, bool graphs = true) {

@@ -8,7 +8,7 @@
 namespace kvtier::cuda::check {
 namespace {
 
-struct Shape {
+struct RopeShape {
   int32_t heads, kv_heads, head_dim, block_tokens;
   bool bias, norms;
   std::vector<int32_t> computed, queries;  // per sequence
@@ -23,7 +23,7 @@ std::vector<float> Freqs(int32_t half, double theta) {
 size_t Index(int64_t i) { return static_cast<size_t>(i); }
 
 // One step of one layer; `kv_type` of the pool.
-void Run(NumberType type, NumberType kv_type, const Shape& s, const std::string& name) {
+void RunRope(NumberType type, NumberType kv_type, const RopeShape& s, const std::string& name) {
   const int64_t dim = s.head_dim, columns = (s.heads + 2 * s.kv_heads) * dim;
   std::vector<int32_t> start{0}, row_sequence, tables;
   int32_t blocks = 1, most_blocks = 0;
@@ -88,30 +88,30 @@ void Run(NumberType type, NumberType kv_type, const Shape& s, const std::string&
 }
 
 KVTIER_CHECK(rope) {
-  const Shape mixed{4, 2, 64, 16, true, true, {0, 30, 17}, {20, 1, 5}};
+  const RopeShape mixed{4, 2, 64, 16, true, true, {0, 30, 17}, {20, 1, 5}};
   for (const NumberType type : {NumberType::kF32, NumberType::kF16, NumberType::kBf16}) {
     for (const NumberType kv : {NumberType::kF32, NumberType::kF16, NumberType::kBf16, NumberType::kE4m3}) {
-      Run(type, kv, mixed, std::string(Name(type)) + " -> " + Name(kv));
+      RunRope(type, kv, mixed, std::string(Name(type)) + " -> " + Name(kv));
     }
     for (const int32_t dim : {32, 80, 96, 128, 256}) {
-      Shape shape = mixed;
+      RopeShape shape = mixed;
       shape.head_dim = dim;
       shape.norms = dim % 64 == 0;
       shape.bias = dim == 80;
-      Run(type, type, shape, std::string(Name(type)) + " dim " + std::to_string(dim));
+      RunRope(type, type, shape, std::string(Name(type)) + " dim " + std::to_string(dim));
     }
   }
   // The 8B shape: more heads than one block has groups for in f32.
-  Run(NumberType::kF32, NumberType::kF32, {32, 8, 128, 16, false, false, {100, 5}, {3, 2}}, "f32 8B");
-  Run(NumberType::kBf16, NumberType::kE4m3, {32, 8, 128, 16, false, false, {100, 5}, {3, 2}}, "bf16 8B, e4m3");
+  RunRope(NumberType::kF32, NumberType::kF32, {32, 8, 128, 16, false, false, {100, 5}, {3, 2}}, "f32 8B");
+  RunRope(NumberType::kBf16, NumberType::kE4m3, {32, 8, 128, 16, false, false, {100, 5}, {3, 2}}, "bf16 8B, e4m3");
   // Multi-query attention, blocks of one token.
-  Run(NumberType::kBf16, NumberType::kBf16, {3, 1, 32, 1, false, true, {7}, {4}}, "bf16 one KV head");
+  RunRope(NumberType::kBf16, NumberType::kBf16, {3, 1, 32, 1, false, true, {7}, {4}}, "bf16 one KV head");
 }
 
 // Angles of thousands of turns: the product is rounded to f32 as in the CPU backend, and the sine is of that.
 KVTIER_CHECK(rope_far) {
   for (const int32_t position : {4095, 32767, 65535, 131070, 1'000'000}) {
-    Run(NumberType::kF32, NumberType::kF32, {2, 1, 128, 16, false, false, {position}, {2}}, "f32 at " + std::to_string(position));
+    RunRope(NumberType::kF32, NumberType::kF32, {2, 1, 128, 16, false, false, {position}, {2}}, "f32 at " + std::to_string(position));
   }
 }
 

@@ -9,12 +9,12 @@ namespace {
 constexpr NumberType kTypes[] = {NumberType::kF32, NumberType::kF16, NumberType::kBf16};
 constexpr float kEps = 1e-5f;
 
-struct Shape {
+struct RowsShape {
   int64_t rows, columns;
 };
-constexpr Shape kShapes[] = {{3, 8}, {5, 896}, {2, 4096}, {2, 5376}, {1, 16384}};
+constexpr RowsShape kShapes[] = {{3, 8}, {5, 896}, {2, 4096}, {2, 5376}, {1, 16384}};
 
-std::string Case(NumberType type, const Shape& s, const char* more = "") {
+std::string Case(NumberType type, const RowsShape& s, const char* more = "") {
   return std::string(Name(type)) + " " + std::to_string(s.rows) + "x" + std::to_string(s.columns) + more;
 }
 double Allowed(NumberType type) { return 2 * Epsilon(type) + 2e-6; }
@@ -27,12 +27,12 @@ std::vector<float> Inputs(NumberType type, uint64_t seed, int64_t count, float h
 template <class Fn>
 void ForAll(const Fn& fn) {
   for (const NumberType type : kTypes) {
-    for (const Shape& shape : kShapes) fn(type, shape);
+    for (const RowsShape& shape : kShapes) fn(type, shape);
   }
 }
 
 KVTIER_CHECK(embed) {
-  ForAll([](NumberType type, const Shape& s) {
+  ForAll([](NumberType type, const RowsShape& s) {
     gpu::Stream stream;
     const auto table = Inputs(type, 1, 50 * s.columns);
     const auto ids = RandomInts(2, s.rows, 0, 49);
@@ -48,7 +48,7 @@ KVTIER_CHECK(embed) {
 }
 
 KVTIER_CHECK(rms_norm) {
-  ForAll([](NumberType type, const Shape& s) {
+  ForAll([](NumberType type, const RowsShape& s) {
     gpu::Stream stream;
     const auto x = Inputs(type, 3, s.rows * s.columns), w = Inputs(type, 4, s.columns);
     const DeviceArray<uint8_t> source = UploadAs(type, x), weight = UploadAs(type, w);
@@ -59,7 +59,7 @@ KVTIER_CHECK(rms_norm) {
 }
 
 KVTIER_CHECK(add_rms_norm) {
-  ForAll([](NumberType type, const Shape& s) {
+  ForAll([](NumberType type, const RowsShape& s) {
     for (const bool with_bias : {false, true}) {
       gpu::Stream stream;
       auto r = Inputs(type, 5, s.rows * s.columns, 20);
@@ -79,7 +79,7 @@ KVTIER_CHECK(add_rms_norm) {
 }
 
 KVTIER_CHECK(norm_add) {
-  ForAll([](NumberType type, const Shape& s) {
+  ForAll([](NumberType type, const RowsShape& s) {
     for (const bool with_bias : {false, true}) {
       gpu::Stream stream;
       auto r = Inputs(type, 9, s.rows * s.columns, 20);
@@ -95,7 +95,7 @@ KVTIER_CHECK(norm_add) {
 }
 
 KVTIER_CHECK(gated_activation) {
-  ForAll([](NumberType type, const Shape& s) {
+  ForAll([](NumberType type, const RowsShape& s) {
     for (const bool gelu : {false, true}) {
       gpu::Stream stream;
       auto x = Inputs(type, 13, 2 * s.rows * s.columns, 8);

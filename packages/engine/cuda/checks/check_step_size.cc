@@ -12,8 +12,7 @@
 namespace kvtier::cuda::check {
 namespace {
 
-constexpr auto kF32 = NumberType::kF32;
-constexpr Limits kLimits{.block_tokens = 8, .blocks = 64, .threads = 2, .max_step_tokens = 8, .max_step_sequences = 4};
+constexpr Limits kStepLimits{.block_tokens = 8, .blocks = 64, .threads = 2, .max_step_tokens = 8, .max_step_sequences = 4};
 constexpr int64_t kSizes[] = {8, 16, 32, 48}, kPrompt = 48;
 
 std::string Chosen(const std::vector<StepTime>& times, const StepBounds& bounds = {}) {
@@ -50,7 +49,7 @@ struct Told {
 };
 
 struct Measuring {
-  explicit Measuring(const Family& family) : model(family, kF32), weights(LoadWeights(model.shape, model.plan, kLimits, options())) {}
+  explicit Measuring(const Family& family) : model(family, kF32), weights(LoadWeights(model.shape, model.plan, kStepLimits, options())) {}
   static CudaOptions options() {
     CudaOptions all;
     all.compute = all.kv = kF32;
@@ -59,7 +58,7 @@ struct Measuring {
   StepChoice Choose(Told& told, const std::string& folder = {}, double longest_us = 200'000, std::vector<int64_t> sizes = {std::begin(kSizes), std::end(kSizes)}) {
     StepSizeOptions asked{.bounds = {.longest_us = longest_us}, .folder = folder, .stopwatch = [&](const Step& step) { return told(step); }};
     for (const int64_t tokens : sizes) asked.sizes.push_back({tokens, 1000 - tokens});
-    return MeasureStepSize(model.shape, weights, kLimits, options(), asked);
+    return MeasureStepSize(model.shape, weights, kStepLimits, options(), asked);
   }
   const TinyModel model;
   const std::shared_ptr<const DeviceWeights> weights;
@@ -67,7 +66,7 @@ struct Measuring {
 
 bool Is(const StepChoice& choice, int64_t tokens, size_t times) {
   return choice.limits.max_step_tokens == tokens && choice.limits.blocks == 1000 - tokens && choice.times.size() == times &&
-         choice.limits.max_step_sequences == kLimits.max_step_sequences;
+         choice.limits.max_step_sequences == kStepLimits.max_step_sequences;
 }
 
 KVTIER_CHECK(step_size_measured) {
@@ -144,10 +143,10 @@ KVTIER_CHECK(step_size_memory) {
   Measuring measuring(Families()[0]);
   const size_t taken = gpu::Info().total_bytes - gpu::Info().free_bytes;
   const auto trial = [&](int64_t tokens) {
-    Limits all = kLimits;
-    all.max_step_tokens = tokens, all.max_step_sequences = 1, all.blocks = 1 + kPrompt / kLimits.block_tokens;
+    Limits all = kStepLimits;
+    all.max_step_tokens = tokens, all.max_step_sequences = 1, all.blocks = 1 + kPrompt / kStepLimits.block_tokens;
     return StepBytes(measuring.model.shape, all, Measuring::options(), gpu::Info().multiprocessors) - CublasLt::kWorkspaceBytes +
-           KvBlockBytes(measuring.model.shape, kLimits.block_tokens, kF32) * static_cast<size_t>(all.blocks + 1);
+           KvBlockBytes(measuring.model.shape, kStepLimits.block_tokens, kF32) * static_cast<size_t>(all.blocks + 1);
   };
   for (const int64_t room : {48, 32, 16, 8}) {
     Told told{.launch_us = 100, .token_us = 1, .pair_us = 0};
@@ -171,7 +170,7 @@ KVTIER_CHECK(step_size_hang) {
                         }};
   std::string error;
   try {
-    MeasureStepSize(measuring.model.shape, measuring.weights, kLimits, options, asked);
+    MeasureStepSize(measuring.model.shape, measuring.weights, kStepLimits, options, asked);
   } catch (const std::exception& thrown) {
     error = thrown.what();
   }

@@ -8,27 +8,27 @@
 namespace kvtier::cuda {
 namespace {
 
-constexpr int64_t kFewRows = 64;
-constexpr int kRounds = 5;
+constexpr int64_t kDecodeRows = 64;
+constexpr int kGemmRounds = 5;
 constexpr size_t kLaunches = 8;  // of different layers: more bytes than a cache holds
-constexpr int64_t kDeadlineUs = 60'000'000;
+constexpr int64_t kGemmDeadlineUs = 60'000'000;
 
 double MeasuredUs(Stream& stream, const gpu::Graph& graph) {
-  std::array<double, kRounds> times{};
+  std::array<double, kGemmRounds> times{};
   stream.Launch(graph);  // what is loaded and warmed up
   for (double& us : times) {
     gpu::Event from(true), to(true);
     from.Record(stream);
     stream.Launch(graph);
     to.Record(stream);
-    if (!to.Wait(kDeadlineUs)) {
+    if (!to.Wait(kGemmDeadlineUs)) {
       gpu::Abandon();
       throw std::runtime_error("GPU: a matrix product did not end within 60 s; restart the worker");
     }
     us = gpu::Event::ElapsedUs(from, to);
   }
   std::sort(times.begin(), times.end());
-  return times[kRounds / 2];
+  return times[kGemmRounds / 2];
 }
 
 int64_t Padded(int64_t rows) { return rows <= 2 ? rows : rows <= 4 ? 4 : (rows + 7) / 8 * 8; }
@@ -83,7 +83,7 @@ int Gemm::Choose(Stream& stream, NumberType type, const GemmArgs& args, std::spa
 
 void Gemm::Run(Stream& stream, NumberType type, const GemmArgs& args, std::span<const void* const> alike) {
   // What accumulates cannot be done twice; f32 has no kernel for few rows.
-  const bool few = library_ && args.rows > 0 && args.rows <= kFewRows && !args.accumulate && type != NumberType::kF32;
+  const bool few = library_ && args.rows > 0 && args.rows <= kDecodeRows && !args.accumulate && type != NumberType::kF32;
   const int way = few ? options_.equal_bits ? kOurs : Choose(stream, type, args, alike) : 0;
   if (library_ && way != kOurs && library_->Run(stream, type, args, way)) return;
   GemmOurs(stream, type, args);

@@ -13,12 +13,12 @@
 namespace kvtier::cuda {
 namespace {
 
-constexpr uint64_t kAlignBytes = 256;
+constexpr uint64_t kTensorBytes = 256;
 constexpr uint64_t kStagingBytes = 64 << 20;
 constexpr uint64_t kStagings = 2;
 constexpr int64_t kCopyDeadlineUs = 60'000'000;
 
-uint64_t Align(NumberType type) { return kAlignBytes / static_cast<uint64_t>(NumberBytes(type)); }
+uint64_t Align(NumberType type) { return kTensorBytes / static_cast<uint64_t>(NumberBytes(type)); }
 
 bool SameFormat(Dtype dtype, NumberType type) {
   return (dtype == Dtype::kF32 && type == NumberType::kF32) || (dtype == Dtype::kF16 && type == NumberType::kF16) ||
@@ -59,7 +59,7 @@ void Load(uint8_t* target, NumberType type, const WeightFile& file, const Weight
   });
 }
 
-double ElapsedUs(std::chrono::steady_clock::time_point since) {
+double SinceUs(std::chrono::steady_clock::time_point since) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - since).count();
 }
 
@@ -172,7 +172,7 @@ DeviceWeights LoadDeviceWeights(const WeightPlan& plan, float norm_offset, Numbe
     gpu::Abandon();
     throw std::runtime_error("GPU: weights: a copy to the device did not end within 60 s; restart the worker");
   }
-  weights.elapsed_us = ElapsedUs(started);
+  weights.elapsed_us = SinceUs(started);
   return weights;
 }
 
@@ -191,7 +191,7 @@ DeviceWeights RandomDeviceWeights(const Shape& shape, const WeightFeatures& feat
     gpu::Abandon();
     throw std::runtime_error("GPU: weights: random numbers were not made within 60 s; restart the worker");
   }
-  weights.elapsed_us = ElapsedUs(started);
+  weights.elapsed_us = SinceUs(started);
   return weights;
 }
 

@@ -5,7 +5,7 @@
 namespace kvtier::cuda {
 namespace {
 
-constexpr int64_t kAlignBytes = 16;
+constexpr int64_t kInputBytes = 16;
 
 size_t Size(int64_t count) { return static_cast<size_t>(count); }
 
@@ -58,7 +58,7 @@ StepInputs::Layout StepInputs::Arrange(int64_t rows, int64_t sequences) {
   Layout layout{};
   const auto place = [&](int64_t count, int64_t bytes) {
     const int64_t at = layout.bytes;
-    layout.bytes = (at + count * bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+    layout.bytes = (at + count * bytes + kInputBytes - 1) / kInputBytes * kInputBytes;
     return at;
   };
   layout.token_ids = place(rows, 4);

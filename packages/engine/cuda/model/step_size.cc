@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kRounds = 3;
+constexpr int kStepRounds = 3;
 constexpr char kKind[] = "steps";
 constexpr int64_t kSetDeadlineUs = 60'000'000;
 constexpr double kMostUs = 1e9;  // of what is believed of a file
@@ -60,9 +60,9 @@ Step PromptStep(const Shape& shape, const Limits& limits, int64_t computed, int6
 }
 
 // A model that is there to be timed.
-class Trial {
+class StepTrial {
  public:
-  Trial(const Shape& shape, const std::shared_ptr<const DeviceWeights>& weights, const Limits& limits, const CudaOptions& options)
+  StepTrial(const Shape& shape, const std::shared_ptr<const DeviceWeights>& weights, const Limits& limits, const CudaOptions& options)
       : free_before_(static_cast<int64_t>(gpu::Info().free_bytes)), model_(shape, weights, limits, options) {
     // Keys and values that no step has made are read, too: they must be numbers.
     gpu::Stream stream;
@@ -76,12 +76,12 @@ class Trial {
   StepTime Time(int64_t tokens, int64_t prompt, const std::function<double(const Step&)>& stopwatch) {
     const auto median = [&](int64_t computed) {
       const Step step = PromptStep(model_.shape(), model_.limits(), computed, tokens);
-      std::array<double, kRounds> times{};
+      std::array<double, kStepRounds> times{};
       for (double& us : times) {
         us = stopwatch ? stopwatch(step) : model_.Run(step).elapsed_us;
       }
       std::sort(times.begin(), times.end());
-      return times[kRounds / 2];
+      return times[kStepRounds / 2];
     };
     model_.Run(PromptStep(model_.shape(), model_.limits(), 0, tokens));  // kernels are loaded
     const double first = median(0);
@@ -177,7 +177,7 @@ StepChoice MeasureStepSize(const Shape& shape, const std::shared_ptr<const Devic
                  model + " " + gemm, longest);
 
   // Made when the first size has to be measured, as large as the device has room for.
-  std::optional<Trial> trial;
+  std::optional<StepTrial> trial;
   CudaOptions plain = options;
   plain.capture_at_start = false;
   const auto try_sizes = [&] {

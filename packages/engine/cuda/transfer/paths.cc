@@ -10,14 +10,14 @@
 namespace kvtier::cuda {
 namespace {
 
-constexpr int64_t kDeadlineUs = 10'000'000;
-constexpr int kRounds = 3;
+constexpr int64_t kPathDeadlineUs = 10'000'000;
+constexpr int kPathRounds = 3;
 constexpr int64_t kGapBytes = 4096;  // between pieces of the host: headers of slots, so that nothing is contiguous
 constexpr int64_t kPieceBytes[] = {16 << 10, 64 << 10, 256 << 10, 1 << 20};
 constexpr int kMultiprocessors[] = {2, 4, 8, 16};
 
-struct Trial {
-  explicit Trial(int64_t total_bytes)
+struct PathTrial {
+  explicit PathTrial(int64_t total_bytes)
       : total_bytes(total_bytes),
         device(static_cast<size_t>(total_bytes), "measuring the bus"),
         host(static_cast<size_t>(total_bytes + total_bytes / kPieceBytes[0] * kGapBytes), "measuring the bus"),
@@ -44,7 +44,7 @@ struct Trial {
     stream.Copy(offsets.data(), staged.data(), static_cast<size_t>(2 * 8 * pieces));
     const int64_t* pool_offsets = offsets.data<int64_t>();
     double best_us = std::numeric_limits<double>::infinity();
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < kPathRounds; ++round) {
       from.Record(stream);
       if (multiprocessors == 0) {
         for (int64_t i = 0; i < pieces; ++i) {
@@ -58,7 +58,7 @@ struct Trial {
         ScatterPieces(stream, device.data(), view, pool_offsets, pool_offsets + pieces, pieces, bytes, multiprocessors);
       }
       to.Record(stream);
-      if (!to.Wait(kDeadlineUs)) {
+      if (!to.Wait(kPathDeadlineUs)) {
         gpu::Abandon();
         throw std::runtime_error("GPU: a copy did not end while the bus was measured; reset the device");
       }
@@ -83,7 +83,7 @@ int64_t ChooseThreshold(std::span<const PathRate> rates) {
 }
 
 PathChoice MeasurePaths(int64_t total_bytes, std::vector<PathRate>* rates) {
-  Trial trial(total_bytes);
+  PathTrial trial(total_bytes);
   // The fewest multiprocessors that come near to what most reach.
   double by_count[std::size(kMultiprocessors)];
   for (size_t i = 0; i < std::size(kMultiprocessors); ++i) by_count[i] = trial.Both(kPieceBytes[1], kMultiprocessors[i]);
