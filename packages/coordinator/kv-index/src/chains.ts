@@ -172,21 +172,41 @@ export class Chains {
     return count;
   }
 
-  /** How many blocks from `place` of a run on are the prompt's from `position` on, at most `most`; the first one, `begin`, is. */
-  extent(keys: Keys, position: number, begin: number, run: number, place: number, most: number): number {
+  /**
+   * The record of a prompt's last block. A match needs it, that of the first block and mostly those of the two where the last one's run begins:
+   * what they lie in is fetched here, so that they are not waited for one after the other.
+   */
+  lastOf(keys: Keys): number {
+    const { table } = this;
+    const count = keys.length >>> 1;
+    table.fetch(keys, 0, count - 1);
+    const last = table.find(keys[2 * count - 2]!, keys[2 * count - 1]!);
+    if (last === none || table.runOf(last) === loose) return last;
+    const begins = count - 1 - table.placeOf(last);
+    if (begins > 0 && begins < count) table.fetch(keys, begins - 1, begins);
+    return last;
+  }
+
+  /**
+   * How many blocks from `place` of a run on are the prompt's from `position` on, at most `most`; the first one, `begin`, is. `last` is the record
+   * of the prompt's last block.
+   */
+  extent(keys: Keys, position: number, begin: number, run: number, place: number, most: number, last: number): number {
     const { table } = this;
     const folds = foldsOf(keys);
     const before = table.foldOf(begin) - folds[position]!;
+    const lastAt = (keys.length >>> 1) - 1;
     // With all that lie between: whoever says that a block comes after another may lie.
     const isHere = (offset: number): boolean => {
-      const at = 2 * (position + offset);
-      const record = table.find(keys[at]!, keys[at + 1]!);
+      const block = position + offset;
+      const record = block === lastAt ? last : table.find(keys[2 * block]!, keys[2 * block + 1]!);
       if (record === none || table.runOf(record) !== run || table.placeOf(record) !== place + offset) return false;
-      return ((table.foldOf(record) - folds[position + offset]! - before) | 0) === 0;
+      return ((table.foldOf(record) - folds[block]! - before) | 0) === 0;
     };
     if (isHere(most - 1)) return most;
     // Mostly the last block lies in the run that begins where this one is left.
-    const left = most - 1 - this.#placeAt(keys, position + most - 1);
+    const end = position + most - 1;
+    const left = most - 1 - this.#placeOf(end === lastAt ? last : table.find(keys[2 * end]!, keys[2 * end + 1]!));
     if (left >= 1 && left < most && isHere(left - 1) && !isHere(left)) return left;
     let low = 1;
     let high = most - 1;
@@ -198,9 +218,8 @@ export class Chains {
     return low;
   }
 
-  /** The place of the block in its run, whichever that is; none: no run has it. */
-  #placeAt(keys: Keys, position: number): number {
-    const record = this.table.find(keys[2 * position]!, keys[2 * position + 1]!);
+  /** Its place in its run, whichever that is; none: no run has it. */
+  #placeOf(record: number): number {
     return record === none || this.table.runOf(record) === loose ? none : this.table.placeOf(record);
   }
 

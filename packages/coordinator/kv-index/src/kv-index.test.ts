@@ -1,3 +1,6 @@
+import { execFile } from 'node:child_process';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { type Keys, KvIndex } from './index.ts';
@@ -180,6 +183,37 @@ describe('the KV index', () => {
       ),
       { numRuns: 300 },
     );
+  });
+
+  it('tells many workers what each has, and those that have the same by one answer', () => {
+    const index = new KvIndex({ maxBytes: 4 * mib });
+    const naive = new NaiveIndex();
+    const chain = Array.from({ length: 300 }, (_, i) => i);
+    const holds = (source: number, medium: number, length: number): void => {
+      index.stored(source, medium, keysOf(chain.slice(0, length)), 'root');
+      naive.stored(source, medium, chain.slice(0, length));
+    };
+    const targets = Array.from({ length: 100 }, () => ({ sources: [index.addSource(), index.addSource()] }));
+    for (const [i, { sources }] of targets.entries()) {
+      if (i % 4 > 0) holds(sources[0]!, 0, 25 * (i % 4));
+      if (i % 3 > 0) holds(sources[1]!, i % 3, 280);
+    }
+    const answers = index.match(keysOf(chain), targets);
+    expect(answers).toEqual(naive.match(chain, targets));
+    for (let i = 12; i < 100; i++) expect(answers[i]).toBe(answers[i - 12]);
+    // What was answered stays as it was.
+    const before = answers.map(({ blocks, byMedium }) => ({ blocks, byMedium: byMedium.slice() }));
+    index.match(keysOf(chain.slice(0, 7)), targets);
+    expect(answers).toEqual(before);
+    expect(index.match(keysOf([]), targets)).toEqual(naive.match([], targets));
+  });
+
+  it('leaves little to be collected after a match, however many hold the prompt', async () => {
+    const main = join(import.meta.dirname, 'testing/match-bytes-main.ts');
+    const flags = ['--no-concurrent-recompilation', '--import', import.meta.resolve('tsx')];
+    const { stdout } = await promisify(execFile)(process.execPath, [...flags, main, '64'], { timeout: 25_000 });
+    expect(Number(stdout)).toBeGreaterThan(0);
+    expect(Number(stdout)).toBeLessThan(64 * 32);
   });
 
   it('drops no block for sets of holders that nobody has any more', () => {

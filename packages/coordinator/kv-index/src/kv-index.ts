@@ -21,25 +21,16 @@ import { invariant, KvError } from '@kvtier/errors';
 import { Chains, type ChangeOfSet, loose } from './chains.ts';
 import { mostRecords, none } from './hash-table.ts';
 import type { Keys } from './keys.ts';
+import { type Match, Matcher } from './match.ts';
 import { empty } from './run.ts';
 import { maxMedia } from './source-sets.ts';
 import { Space } from './space.ts';
 import { type Target, Targets } from './targets.ts';
 
-export type { Keys };
+export type { Keys, Match };
 
 /** The hash before the first one of an event; 'root': there is none; 'unknown': hashes without an order. */
 export type Parent = Keys | 'root' | 'unknown';
-
-export interface Match {
-  /** Leading blocks that are all at hand. */
-  readonly blocks: number;
-  /** Of these, how many lie on each medium, counted on the lowest-numbered one that holds the block. Not to be written. */
-  readonly byMedium: Int32Array;
-}
-
-/** Most workers hold nothing of a prompt: they share this. */
-const nothing: Match = { blocks: 0, byMedium: new Int32Array(maxMedia) };
 
 export interface KvIndexOptions {
   readonly maxBytes: number;
@@ -81,13 +72,11 @@ const boundsOf = (maxBytes: number) => ({
 export class KvIndex {
   readonly #chains: Chains;
   readonly #space: Space;
+  readonly #matcher: Matcher;
   readonly #sources: boolean[] = [];
   readonly #maxSources: number;
   readonly #counts = { unknownRemovals: 0, conflicts: 0 };
   #clock = 0;
-  /** Of a match: targets that hold all blocks so far. */
-  #alive = new Int32Array(64);
-  #looseSteps = 0;
 
   /** @throws KvError CONFIG when the bound is too small for anything */
   constructor({ maxBytes, maxSources = 256, countedMedia = 0xff }: KvIndexOptions) {
@@ -97,6 +86,7 @@ export class KvIndex {
     const { records, restBytes } = boundsOf(maxBytes);
     this.#chains = new Chains(records, maxSources, countedMedia);
     this.#space = new Space(this.#chains, restBytes);
+    this.#matcher = new Matcher(this.#chains);
   }
 
   /** Another bound from now on. False: it has taken more than that already, and stays as it was (memory is not given back piece by piece). */
@@ -165,83 +155,12 @@ export class KvIndex {
 
   /** Blocks that `match` had to look up one by one, as nothing was known of their order: `learn` helps. */
   get looseSteps(): number {
-    return this.#looseSteps;
+    return this.#matcher.looseSteps;
   }
 
   /** How much of the prompt each target has at hand, from the first block on. Who asks for the same targets again keeps `Targets`. */
   match(keys: Keys, asked: readonly Target[] | Targets): Match[] {
-    const { count: targetCount, ends, sources } = asked instanceof Targets ? asked : new Targets(asked);
-    const stamp = ++this.#clock;
-    const found = new Array<{ blocks: number; readonly byMedium: Int32Array }>(targetCount).fill(nothing);
-    if (this.#alive.length < targetCount) this.#alive = new Int32Array(targetCount);
-    const alive = this.#alive;
-    let living = targetCount;
-    for (let i = 0; i < living; i++) alive[i] = i;
-    const count = keys.length / 2;
-    const { sets } = this.#chains;
-    /** `length` more blocks with these holders; how many targets go on. */
-    const take = (length: number, set: number): number => {
-      const slab = sets.slabOf(set);
-      const first = sets.firstOf(set);
-      let kept = 0;
-      for (let i = 0; i < living; i++) {
-        const target = alive[i]!;
-        const end = ends[target]!;
-        let media = 0;
-        for (let at = target === 0 ? 0 : ends[target - 1]!; at < end; at++) media |= slab[first + sources[at]!]!;
-        if (media === 0) continue;
-        let one = found[target]!;
-        if (one === nothing) {
-          one = { blocks: 0, byMedium: new Int32Array(maxMedia) };
-          found[target] = one;
-        }
-        one.blocks += length;
-        one.byMedium[31 - Math.clz32(media & -media)]! += length;
-        alive[kept++] = target;
-      }
-      living = kept;
-      return kept;
-    };
-    let position = 0;
-    scan: while (position < count && living > 0) {
-      const record = this.#chains.table.find(keys[2 * position]!, keys[2 * position + 1]!);
-      if (record === none) break;
-      const runNumber = this.#chains.table.runOf(record);
-      if (runNumber === loose) {
-        if (take(1, this.#chains.live(this.#chains.table.placeOf(record))) === 0) break;
-        position++;
-        this.#looseSteps++;
-        continue;
-      }
-      const run = this.#chains.runs[runNumber]!;
-      const place = this.#chains.table.placeOf(record);
-      if (place >= run.end) break;
-      run.stamp = stamp;
-      const length = this.#chains.extent(
-        keys,
-        position,
-        record,
-        runNumber,
-        place,
-        Math.min(run.end - place, count - position),
-      );
-      const last = place + length;
-      let segment = run.segmentAt(place);
-      for (let from = place; from < last; segment++) {
-        const to = Math.min(run.endOf(segment), last);
-        const set = this.#chains.live(run.setOf(segment));
-        if (set === empty) {
-          // Nobody holds it as part of this run; it may have come back since, with a record of its own.
-          if (from === place) break scan;
-          position += from - place;
-          continue scan;
-        }
-        if (take(to - from, set) === 0) break scan;
-        from = to;
-      }
-      position += length;
-    }
-    return found;
+    return this.#matcher.match(keys, asked instanceof Targets ? asked : new Targets(asked), ++this.#clock);
   }
 
   /**

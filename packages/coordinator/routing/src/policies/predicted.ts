@@ -17,13 +17,15 @@
  * Where the holders have work, an idle worker is sooner, and what it computes or brings in is held there too from then on. What is asked
  * for so often that this would come too late is copied ahead (`copies/`).
  */
-import { eligible, leastBy, type Policy, type Random, type RoutedRequest, type WorkerState } from '../policy.ts';
+import type { Policy, Random, RoutedRequest, WorkerState } from '../policy.ts';
 
 /** What a worker holds of a prompt, and what can be brought to it. */
 export type HeldOfPrompt = Pick<WorkerState, 'match' | 'remoteBlocks' | 'remoteMedium'>;
 
 /** Nothing was freed yet: as if what is in use were freed within so many seconds. */
 const unknownAnswerS = 20;
+
+const none = -1;
 
 /** Prompt tokens of one step at most, of engines that do not say it: as they are set up. */
 export const usualStepTokens = 2048;
@@ -38,11 +40,30 @@ export class Predicted implements Policy {
     _nowMs: number,
     random: Random,
   ): number {
-    const numbers = eligible(workers);
+    let count = 0;
     let waiting = 0;
-    for (const worker of numbers) waiting += workers[worker]!.waiting;
-    const weight = 1 + waiting / numbers.length / 2;
-    return leastBy(numbers, random, (worker) => costOf(request, workers[worker]!, 0, 0, weight));
+    for (let i = 0; i < workers.length; i++) {
+      const worker = workers[i];
+      if (worker === undefined) continue;
+      count++;
+      waiting += worker.waiting;
+    }
+    const weight = 1 + waiting / count / 2;
+    let best = none;
+    let least = Number.POSITIVE_INFINITY;
+    let ties = 0;
+    for (let i = 0; i < workers.length; i++) {
+      const worker = workers[i];
+      if (worker === undefined) continue;
+      const cost = costOf(request, worker, 0, 0, weight);
+      if (best === none) best = i;
+      if (cost < least) {
+        best = i;
+        least = cost;
+        ties = 1;
+      } else if (cost === least && random() * ++ties < 1) best = i;
+    }
+    return best;
   }
 }
 
