@@ -45,6 +45,8 @@ export interface StoreOptions {
   readonly readHeader: ReadHeader;
   readonly verify: VerifyBlocks;
   readonly clock: Clock;
+  /** As the clock's, but it stands still while this process does, or is kept waiting for a processor; default: the clock's. */
+  readonly runningUs?: (() => number) | undefined;
   readonly log: Log;
   readonly limits?: Partial<StoreLimits>;
   readonly failpoint?: Failpoint | undefined;

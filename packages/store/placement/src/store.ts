@@ -92,7 +92,7 @@ export class Store {
     this.#names = tiers.map(({ name }) => name);
     this.#hits = tiers.map(() => 0);
     this.#misses = tiers.map(() => 0);
-    this.#gates = lower.map((tier, at) => new TierGate(tier, at + 1, lower.length, clock, limits));
+    this.#gates = lower.map((tier, at) => new TierGate(tier, at + 1, lower.length, clock, limits, options.runningUs));
     for (const gate of this.#gates) gate.onOpened = (reason) => this.#breakerOpened(gate, reason);
     this.#tenants = new Tenants({
       quotas: options.quotas ?? {},

@@ -38,12 +38,21 @@ export class TierGate {
   readonly #shareBytes: number;
   readonly #rate = new RateMeter(firstGuess);
   readonly #breaker: Breaker;
-  /** Start times of the reads in flight, oldest first. */
-  readonly #reads = new Set<number>();
+  readonly #runningUs: () => number;
+  /** Start times of the reads in flight, oldest first, and by the clock that runs while we do. */
+  readonly #reads = new Map<number, number>();
   readonly #bytes = { demand: 0, prefetch: 0 };
 
-  /** @param shares how many tiers share `maxFetchBytes` */
-  constructor(tier: Tier, bit: number, shares: number, clock: Clock, limits: StoreLimits) {
+  /** @param shares how many tiers share `maxFetchBytes` @param runningUs as of `StoreOptions` */
+  constructor(
+    tier: Tier,
+    bit: number,
+    shares: number,
+    clock: Clock,
+    limits: StoreLimits,
+    runningUs: () => number = () => clock.nowUs(),
+  ) {
+    this.#runningUs = runningUs;
     this.tier = tier;
     this.bit = bit;
     this.#clock = clock;
@@ -103,18 +112,19 @@ export class TierGate {
   readStarted(): number {
     let startUs = this.#clock.nowUs();
     while (this.#reads.has(startUs)) startUs += 0.001;
-    this.#reads.add(startUs);
+    this.#reads.set(startUs, this.#runningUs());
     this.#rate.start(startUs);
     return startUs;
   }
 
   ended({ startUs, readyBytes, failedCount }: ReadOutcome): void {
     const nowUs = this.#clock.nowUs();
+    const tookUs = this.#runningUs() - (this.#reads.get(startUs) ?? 0);
     this.#reads.delete(startUs);
     this.#rate.end(nowUs, startUs, readyBytes);
     if (readyBytes === 0 && failedCount > 0) this.#failed(nowUs, 'failed');
-    // It answers, but no plan can count on it: as good as a failure.
-    else if (nowUs - startUs > this.#limits.slowReadMs * 1000) this.#failed(nowUs, 'slow');
+    // It answers, but no plan can count on it: as good as a failure. Whoever is late to take its answer in is not the tier.
+    else if (tookUs > this.#limits.slowReadMs * 1000) this.#failed(nowUs, 'slow');
     else this.#breaker.succeeded();
   }
 
@@ -141,7 +151,7 @@ export class TierGate {
   }
 
   get #isStuck(): boolean {
-    const oldest = this.#reads.values().next();
+    const oldest = this.#reads.keys().next();
     return !oldest.done && this.#clock.nowUs() - oldest.value > this.#limits.stuckReadMs * 1000;
   }
 }

@@ -208,6 +208,21 @@ describe('circuit breaker', () => {
     expect(bench.store.stats().tiers[1]).toMatchObject({ breaker: 'open', breakerReason: 'slow' });
     expect(engine.lookup(chain('x', 3)).held).toBe(2); // what it brought is used
   });
+
+  it('time in which this process was kept waiting is not its', async () => {
+    let runningUs = 0;
+    const bench = new Bench(20, limits, { runningUs: () => runningUs });
+    bench.disk.put(n, chain('x', 8));
+    const engine = bench.engine();
+    for (let i = 0; i < 8; i++) {
+      engine.load(chain('x', 1, i), 60_000);
+      bench.clock.advance(5_000);
+      runningUs += i < 6 ? 50_000 : 51_000;
+      bench.answer('read', 'ready');
+      await settled();
+      expect(bench.store.stats().tiers[1]).toMatchObject({ breaker: i < 7 ? 'closed' : 'open' });
+    }
+  });
 });
 
 it('what waits to be written when a circuit opens is written after it, though nothing else happens', async () => {

@@ -24,6 +24,7 @@ export interface BenchOptions {
   readonly lower?: readonly string[];
   readonly plans?: StoreOptions['plans'];
   readonly quotas?: StoreOptions['quotas'];
+  readonly runningUs?: StoreOptions['runningUs'];
 }
 
 export class Bench {
@@ -53,6 +54,7 @@ export class Bench {
           return name === key + hash && !this.damaged.delete(name);
         }),
       clock: this.clock,
+      runningUs: options.runningUs,
       log: silent,
       limits: { ...generous, fetchBatchBytes: 4, writeDownBatchBytes: 4, ...limits },
     });
