@@ -24,6 +24,9 @@ const slabBytes = 16 * 1024;
 /** (source × maxMedia + medium) → copies, where there are several. */
 type Copies = ReadonlyMap<number, number>;
 
+/** Most sets have none: one for all, as every object is one more to be marked while decisions are made. */
+const singles: Copies = new Map();
+
 export class SourceSets {
   readonly #maxSources: number;
   /** Media, a bit each, on which a source may hold a block several times. */
@@ -54,7 +57,7 @@ export class SourceSets {
     this.#slabShift = Math.max(Math.floor(Math.log2(slabBytes / maxSources)), 0);
     this.#slabMask = (1 << this.#slabShift) - 1;
     this.#scratch = new Uint8Array(maxSources);
-    this.#intern(new Map());
+    this.#intern(singles);
   }
 
   /** Sets that exist. */
@@ -115,12 +118,12 @@ export class SourceSets {
     for (let id = 1; id < this.#copies.length; id++) {
       const before = this.#copies[id];
       if (before === undefined || this.#leadsTo[id] !== id || (this.mediaOf(id, source) & mask) === 0) continue;
-      const copies = new Map(
-        [...before].filter(([holder]) => {
-          const medium = holder % maxMedia;
-          return (holder - medium) / maxMedia !== source || ((1 << medium) & mask) === 0;
-        }),
-      );
+      let copies = before;
+      for (const holder of before.keys()) {
+        const medium = holder % maxMedia;
+        if ((holder - medium) / maxMedia === source && ((1 << medium) & mask) !== 0)
+          copies = copiesWith(copies, holder, 0);
+      }
       this.#names.delete(nameOf(this.bitsOf(id), before));
       this.#scratch.set(this.bitsOf(id));
       this.#scratch[source]! &= ~mask;
@@ -169,9 +172,7 @@ export class SourceSets {
     const next = Math.min(Math.max(count + by, 0), most);
     let to = set;
     if (next !== count) {
-      const copies = new Map(before);
-      if (next > 1) copies.set(holder, next);
-      else copies.delete(holder);
+      const copies = copiesWith(before, holder, next);
       this.#scratch.set(this.bitsOf(set));
       this.#scratch[source] = next === 0 ? media & ~(1 << medium) : media | (1 << medium);
       to = this.#intern(copies);
@@ -198,6 +199,14 @@ export class SourceSets {
     this.#live++;
     return id;
   }
+}
+
+function copiesWith(before: Copies, holder: number, count: number): Copies {
+  if (count <= 1 && !before.has(holder)) return before;
+  const copies = new Map(before);
+  if (count > 1) copies.set(holder, count);
+  else copies.delete(holder);
+  return copies.size === 0 ? singles : copies;
 }
 
 function nameOf(bits: Uint8Array, copies: Copies): string {

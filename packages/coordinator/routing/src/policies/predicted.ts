@@ -26,6 +26,8 @@ export type HeldOfPrompt = Pick<WorkerState, 'match' | 'remoteBlocks' | 'remoteM
 const unknownAnswerS = 20;
 
 const none = -1;
+/** Of two sums of the same numbers one may be so much larger. */
+const almostOne = 1 + 1e-9;
 
 /** Prompt tokens of one step at most, of engines that do not say it: as they are set up. */
 export const usualStepTokens = 2048;
@@ -55,8 +57,12 @@ export class Predicted implements Policy {
     for (let i = 0; i < workers.length; i++) {
       const worker = workers[i];
       if (worker === undefined) continue;
-      const cost = costOf(request, worker, 0, 0, weight);
       if (best === none) best = i;
+      const { tokensAhead, stepTokens = 0, prefillTokensPerS, match, remoteBlocks } = worker;
+      const computed = Math.max(request.tokens - (match.blocks + remoteBlocks) * request.blockTokens, 1);
+      // It costs no less than what is ahead there and what it would compute: that alone tells most from the best one.
+      if (tokensAhead - stepTokens + computed * weight > least * prefillTokensPerS * almostOne) continue;
+      const cost = costOf(request, worker, 0, 0, weight);
       if (cost < least) {
         best = i;
         least = cost;

@@ -6,11 +6,19 @@ import { maxMedia } from '@kvtier/kv-index';
 import { policies, type WorkerState } from '../index.ts';
 
 const count = Number(process.argv[2]);
+// Each is better than all before it, so that none is skipped.
 const workers = Array.from({ length: count }, (_, i): WorkerState => {
   const byMedium = new Int32Array(maxMedia);
   byMedium[i % 3] = i % 5;
   return {
-    ...{ waiting: 0, running: i % 7, tokensAhead: 37 * i, usedBlocks: 0, totalBlocks: 1000, waitingBlocks: 0 },
+    ...{
+      waiting: 0,
+      running: i % 7,
+      tokensAhead: 37 * (count - i),
+      usedBlocks: 0,
+      totalBlocks: 1000,
+      waitingBlocks: 0,
+    },
     ...{ freedBlocksPerS: 10, loadAheadS: 0, prefillTokensPerS: 1000, stepS: 0.01, stepPerRequestS: 0.001 },
     ...{ loadBlocksPerS: [0, 1000, 100, 50], match: { blocks: i % 5, byMedium }, remoteBlocks: 0, remoteMedium: 3 },
   };
