@@ -40,8 +40,9 @@ class SlowNode(NodeCase):
             self.assertEqual(commit.result(), BLOCKS)
         copies.close()
 
-    def rivals(self, node: Node) -> None:
+    def rivals(self, node: Node) -> list[subprocess.Popen[bytes]]:
         """On one processor with it, of which they leave its event loop one part in 200."""
+        rivals = []
         processors = sorted(os.sched_getaffinity(0))
         others = set(processors[:-1]) or set(processors)
         for thread in os.listdir("/proc/self/task"):
@@ -56,6 +57,8 @@ class SlowNode(NodeCase):
             self.addCleanup(rival.wait)
             self.addCleanup(rival.kill)
             os.sched_setaffinity(rival.pid, {processors[-1]})
+            rivals.append(rival)
+        return rivals
 
     def test_a_burst_of_loads_after_a_restart_on_a_busy_machine(self) -> None:
         node = self.node(arena_bytes=64 << 20, disk_bytes=256 << 20)
@@ -65,7 +68,7 @@ class SlowNode(NodeCase):
         node.start()
         sessions = [self.session(node, number) for number in (1, 2)]
         links = [session.attachment._link for session in sessions]  # type: ignore[union-attr]
-        self.rivals(node)
+        rivals = self.rivals(node)
         chains = [chain(f"slow {number}", BLOCKS) for number in range(CHAINS)]
         lookups = [session.lookup(hashes, deadline_s=300) for hashes in chains for session in sessions]
         loads = [session.load(hashes, deadline_s=300) for hashes in chains for session in sessions]
@@ -75,6 +78,9 @@ class SlowNode(NodeCase):
             nonlocal longest_s, suspended
             longest_s = max(longest_s, *(time.monotonic() - max(asked_at, link._heard_at) for link in links))
             suspended += any(session.suspended for session in sessions)
+            if longest_s > 2 * SILENT_AFTER_S:  # seen; without them the rest is soon there
+                for rival in rivals:
+                    rival.kill()
             return all(one.done for one in (*lookups, *loads))
 
         until("all is answered", all_done, 200)
@@ -83,7 +89,7 @@ class SlowNode(NodeCase):
         self.assertEqual([(load.ready, load.reason) for load in loads], [(BLOCKS, "")] * len(loads))
         self.assertEqual((suspended, [session.sessions for session in sessions]), (0, [1, 1]))
         # It would have been taken for a node that stands still.
-        self.assertGreater(longest_s, SILENT_AFTER_S)
+        self.assertGreater(longest_s, 2 * SILENT_AFTER_S)
         for load in loads:
             load.release()
 
