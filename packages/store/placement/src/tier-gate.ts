@@ -119,7 +119,7 @@ export class TierGate {
 
   ended({ startUs, readyBytes, failedCount }: ReadOutcome): void {
     const nowUs = this.#clock.nowUs();
-    const tookUs = this.#runningUs() - (this.#reads.get(startUs) ?? 0);
+    const tookUs = this.#runningUs() - this.#reads.get(startUs)!;
     this.#reads.delete(startUs);
     this.#rate.end(nowUs, startUs, readyBytes);
     if (readyBytes === 0 && failedCount > 0) this.#failed(nowUs, 'failed');
