@@ -2,7 +2,8 @@
  * Figures of the CUDA backend through the whole system: API server, worker and cache node as `kvtier up` starts them.
  *
  *   start         from the command to the address, to an attached worker, to the first token
- *   cold, warm    time to first token of the same prompt: computed, from the arena, and from the disk after every process was killed
+ *   cold, warm    time to first token of the same prompt: computed, from what the engine still has, from the arena, and from the disk after
+ *                 every process was killed. Warm answers are equal among each other (docs/gpu.md, "Warm as cold")
  *   decodes       many at once, whose blocks are exported meanwhile, beside the same ones without a tier
  *
  * Each is handed on as it is measured.
@@ -50,14 +51,18 @@ export async function systemFigures(one: SystemCase, told: (figure: Figure) => v
       const whole = parts.reduce((sum, [, each]) => sum + each, first.ttftMs);
       told(time(`start_${part}_${name}`, ms, 'ms', whole, 'the whole start, to the first token'));
     }
-    const times: Record<'cold' | 'arena' | 'disk', number[]> = { cold: [], arena: [], disk: [] };
+    const times: Record<'cold' | 'engine' | 'arena' | 'disk', number[]> = { cold: [], engine: [], arena: [], disk: [] };
     // One more than is asked for: the first has paid for pages and threads.
     for (const prompt of prompts.slice(1)) {
       const cold = await ask(current, prompt);
+      const near = await again(current, prompt);
       const warm = await ask(current, prompt);
       times.cold.push(cold.ttftMs);
+      times.engine.push(near.ttftMs);
       times.arena.push(warm.ttftMs);
-      if (cold.tokenIds[0] !== warm.tokenIds[0]) throw new Error(`${name}: another first token warm than cold`);
+      if (near.tokenIds[0] !== warm.tokenIds[0]) {
+        throw new Error(`${name}: another first token over blocks that came back than over the same that never left`);
+      }
       if (!warm.tokensByTier.arena) throw new Error(`${name}: nothing came from the arena`);
     }
     await waitForWriteDown(current.url);
@@ -65,13 +70,14 @@ export async function systemFigures(one: SystemCase, told: (figure: Figure) => v
     current = (await start(true, `gpu-${name}`)).system;
     await ask(current, promptOf(one.promptTokens, one.prompts)); // pages and threads again
     for (const prompt of prompts.slice(1)) {
-      const again = await ask(current, prompt);
-      if (!again.tokensByTier.disk) throw new Error(`${name}: nothing came from the disk`);
-      times.disk.push(again.ttftMs);
+      const warm = await ask(current, prompt);
+      if (!warm.tokensByTier.disk) throw new Error(`${name}: nothing came from the disk`);
+      times.disk.push(warm.ttftMs);
     }
     const cold = median(times.cold);
     const limit = 'cold, same prompts, same run';
     told(time(`ttft_cold_${one.promptTokens}_${name}`, cold, 'ms', cold, 'itself'));
+    told(time(`ttft_engine_${one.promptTokens}_${name}`, median(times.engine), 'ms', cold, limit));
     told(time(`ttft_arena_${one.promptTokens}_${name}`, median(times.arena), 'ms', cold, limit));
     told(time(`ttft_disk_${one.promptTokens}_${name}`, median(times.disk), 'ms', cold, limit));
     if (one.decodes === 0) return;
@@ -120,6 +126,11 @@ const promptOf = (tokens: number, number: number): number[] =>
 
 async function ask(system: Launched, prompt: readonly number[]) {
   await resetPrefixCache(system.url);
+  return again(system, prompt);
+}
+
+/** With what the engine still has of it. */
+function again(system: Launched, prompt: readonly number[]) {
   return complete(system.url, { prompt, max_tokens: 1, temperature: 0, ignore_eos: true });
 }
 

@@ -280,6 +280,20 @@ ENTRY cuMemcpy2DAsync_v2(const Copy2DArgs* args, void* stream) {
     return 0;
   });
 }
+struct CopyAttributes {
+  int source_order, source_hint[2], target_hint[2];
+  unsigned flags;
+};
+ENTRY cuMemcpyBatchAsync_v2(void** targets, void** sources, size_t* sizes, size_t count, CopyAttributes* attributes, size_t* firsts, size_t kinds,
+                            void* stream) {
+  return Guard([&] {
+    if (kinds != 1 || firsts[0] != 0 || attributes->source_order != 1 || count == 0) return kInvalidValue;
+    std::vector<gpu::Stream::Piece> pieces;
+    for (size_t i = 0; i < count; ++i) pieces.push_back({targets[i], sources[i], sizes[i]});
+    StreamOf(stream)->CopyPieces(pieces);
+    return 0;
+  });
+}
 ENTRY cuStreamCreateWithPriority(void** stream, unsigned, int) {
   return Guard([&] {
     *stream = new gpu::Stream;

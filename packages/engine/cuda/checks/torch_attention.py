@@ -16,6 +16,10 @@ SHAPE = re.compile(r"^Attention v2 bf16, (\d+) x (\d+) queries over (\d+) tokens
 BACKENDS = {"flash": "FLASH_ATTENTION", "cuDNN": "CUDNN_ATTENTION"}
 
 
+def line(fields):
+    return json.dumps(fields, separators=(",", ":"))  # as kernel_bench writes them, for verdicts.awk
+
+
 def missing():
     try:
         import torch
@@ -72,9 +76,9 @@ def main():
     import torch
 
     measured = 0
-    for line in sys.stdin:
+    for line_read in sys.stdin:
         try:
-            ours = json.loads(line)
+            ours = json.loads(line_read)
         except ValueError:
             continue  # the last line of a bench that was cut off may be half
         shape = SHAPE.match(ours.get("name", ""))
@@ -87,12 +91,12 @@ def main():
             try:
                 theirs = flops / median_us(torch, attention(torch, backend, sequences, queries, computed)) / 1e6
             except Exception as error:  # whatever it is, the next shape is measured
-                print(json.dumps({"case": name, "error": str(error).strip().split("\n")[0]}), flush=True)
+                print(line({"case": name, "error": str(error).strip().split("\n")[0]}), flush=True)
                 continue
             measured += 1
             limit = f"torch {torch.__version__} {backend} attention"
             ratio = ours["value"] / theirs
-            print(json.dumps({"name": name, "value": ours["value"], "unit": "TFLOP/s", "limit": theirs, "limitName": limit, "ratio": ratio}), flush=True)
+            print(line({"name": name, "value": ours["value"], "unit": "TFLOP/s", "limit": theirs, "limitName": limit, "ratio": ratio}), flush=True)
             print(f"{name:56} {ours['value']:10.4g} TFLOP/s {100 * ratio:5.1f} % of {limit}", file=sys.stderr)
     if not measured:
         print("torch's attention was not measured: kernel_bench printed no Attention v2, or torch took no shape", file=sys.stderr)

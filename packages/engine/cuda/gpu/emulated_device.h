@@ -27,7 +27,7 @@ size_t PlannedBytes();
 struct Device {
   std::mutex mutex;
   std::atomic<Fault> next{Fault::kNone};
-  std::atomic<bool> failed{false}, hung{false}, abandoned{false};
+  std::atomic<bool> failed{false}, hung{false}, abandoned{false}, copies_held{false};
   std::atomic<uint64_t> life{0};  // counts what Inject(kNone) has ended
   size_t allocated_bytes = 0, total_bytes = PlannedBytes();
   std::map<uintptr_t, size_t> host_ranges;  // registered: start -> bytes

@@ -194,13 +194,28 @@ WaitAtEnd::~WaitAtEnd() {
   }
 }
 
+namespace {
+
+void AwaitCopyEngine() {
+  for (const uint64_t life = device().life; device().copies_held && life == device().life;) std::this_thread::sleep_for(kSlice);
+}
+
+}  // namespace
+
 void Stream::Copy(void* target, const void* source, size_t bytes) {
-  impl_->Enqueue([=] { memmove(target, source, bytes); });
+  impl_->Enqueue([=] {
+    AwaitCopyEngine();
+    memmove(target, source, bytes);
+  });
+}
+void Stream::CopyPieces(std::span<const Piece> pieces) {
+  for (size_t i = pieces.size(); i-- > 0;) Copy(pieces[i].target, pieces[i].source, pieces[i].bytes);  // in any order
 }
 void Stream::Copy2D(void* target, size_t target_stride, const void* source, size_t source_stride, size_t bytes, size_t rows) {
   if (bytes > target_stride || bytes > source_stride) Fail("Copy2D: a row is longer than its stride");
   if (target_stride > kMaxPitchBytes || source_stride > kMaxPitchBytes) Fail("2D copy: invalid pitch argument; a defect of kvtier: report it");
   impl_->Enqueue([=] {
+    AwaitCopyEngine();
     for (size_t row = 0; row < rows; ++row) {
       memcpy(static_cast<uint8_t*>(target) + row * target_stride, static_cast<const uint8_t*>(source) + row * source_stride, bytes);
     }

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -113,6 +114,13 @@ class Stream {
   void Copy(void* target, const void* source, size_t bytes);  // any direction, by address
   // `rows` pieces of `bytes`, at these distances, each at most max_pitch_bytes.
   void Copy2D(void* target, size_t target_stride, const void* source, size_t source_stride, size_t bytes, size_t rows);
+  // Several copies in any order among themselves: one call of the runtime where it has one for them. Not captured.
+  struct Piece {
+    void* target;
+    const void* source;
+    size_t bytes;
+  };
+  void CopyPieces(std::span<const Piece> pieces);
   void Set(void* target, uint8_t value, size_t bytes);
   void Wait(const Event& event);
   // Runs `work` on a thread of the runtime when all before it has ended; it must not call this interface.
@@ -235,6 +243,8 @@ void LaunchDependent(Stream& stream, const char* name, void (*kernel)(Params...)
 // next allocation does not fit. kNone: as in a fresh process; what was enqueued and has not run is dropped.
 enum class Fault { kNone, kHang, kIllegalAccess, kOutOfMemory };
 void Inject(Fault fault);
+// While they are held no copy of any stream begins: the copy engines have other things to do.
+void HoldCopies(bool held);
 // From now on the device has so many bytes; 0: as many as in a fresh process.
 void TellMemory(size_t total_bytes);
 #endif

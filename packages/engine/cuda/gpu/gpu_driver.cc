@@ -36,6 +36,8 @@ constexpr int kMaxPitch = 11, kMultiprocessors = 16, kMajor = 75, kMinor = 76;  
 constexpr int kLeastCapability = 80;
 constexpr unsigned kNonBlocking = 1, kNoTiming = 2, kPortableMapped = 1 | 2;
 constexpr int kUnified = 4;  // memory that says itself where it lies
+constexpr int kInStreamOrder = 1;
+constexpr unsigned kBesideCompute = 1;
 
 struct Copy2DArgs {
   size_t source_x = 0, source_y = 0;
@@ -53,7 +55,14 @@ struct Copy2DArgs {
   size_t bytes = 0, rows = 0;
 };
 
-// Its entry points, by the names that they have had since CUDA 4 and earlier.
+// Of several copies; an engine's own memory needs no hints of where it lies.
+struct CopyAttributes {
+  int source_order = kInStreamOrder;
+  int source_hint[2] = {}, target_hint[2] = {};
+  unsigned flags = kBesideCompute;  // multiprocessors are the model's
+};
+
+// Its entry points, by the names that they have had since CUDA 4 and earlier, but for one.
 struct Driver {
   Status (*cuInit)(unsigned);
   Status (*cuGetErrorName)(Status, const char**);
@@ -77,6 +86,7 @@ struct Driver {
   Status (*cuMemHostGetDevicePointer_v2)(Address*, void*, unsigned);
   Status (*cuMemcpyAsync)(Address, Address, size_t, Handle);
   Status (*cuMemcpy2DAsync_v2)(const Copy2DArgs*, Handle);
+  Status (*cuMemcpyBatchAsync_v2)(Address*, Address*, size_t*, size_t, CopyAttributes*, size_t*, size_t, Handle);  // null before CUDA 13
   Status (*cuStreamCreateWithPriority)(Handle*, unsigned, int);
   Status (*cuStreamDestroy_v2)(Handle);
   Status (*cuStreamQuery)(Handle);
@@ -137,6 +147,7 @@ std::string Opened(Driver& driver) {
   KVTIER_FIND(cuModuleGetFunction);
   KVTIER_FIND(cuLaunchKernel);
 #undef KVTIER_FIND
+  driver.cuMemcpyBatchAsync_v2 = reinterpret_cast<decltype(driver.cuMemcpyBatchAsync_v2)>(dlsym(library, "cuMemcpyBatchAsync_v2"));
   if (!missing.empty()) return "the NVIDIA driver (" + name + ") has no " + missing + "; update it";
   if (driver.cuInit(0) != kSuccess) return "the NVIDIA driver sees no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES";
   return "";
@@ -301,6 +312,22 @@ Stream::~Stream() = default;
 
 void Stream::Copy(void* target, const void* source, size_t bytes) {
   Require(driver().cuMemcpyAsync(At(target), At(source), bytes, impl_->stream), "copy");
+}
+void Stream::CopyPieces(std::span<const Piece> pieces) {
+  if (pieces.size() < 2 || driver().cuMemcpyBatchAsync_v2 == nullptr) {
+    for (const Piece& piece : pieces) Copy(piece.target, piece.source, piece.bytes);
+    return;
+  }
+  std::vector<Address> targets, sources;
+  std::vector<size_t> sizes;
+  for (const Piece& piece : pieces) {
+    targets.push_back(At(piece.target));
+    sources.push_back(At(piece.source));
+    sizes.push_back(piece.bytes);
+  }
+  CopyAttributes attributes;
+  size_t first = 0;  // of these attributes' copies
+  Require(driver().cuMemcpyBatchAsync_v2(targets.data(), sources.data(), sizes.data(), sizes.size(), &attributes, &first, 1, impl_->stream), "copies");
 }
 void Stream::Copy2D(void* target, size_t target_stride, const void* source, size_t source_stride, size_t bytes, size_t rows) {
   Copy2DArgs args;

@@ -190,6 +190,8 @@ void TellMemory(size_t total_bytes) {
   device().total_bytes = total_bytes == 0 ? PlannedBytes() : total_bytes;
 }
 
+void HoldCopies(bool held) { device().copies_held = held; }
+
 void Inject(Fault fault) {
   Device& d = device();
   d.next = fault;

@@ -6,6 +6,7 @@
 // Rows are tokens of a mixed batch, prefill chunks and decodes one after another.
 #pragma once
 #include <cstdint>
+#include <span>
 
 #include "../gpu/gpu.h"
 
@@ -37,6 +38,18 @@ struct Batch {
   int64_t table_stride;        // ids per sequence
   const int32_t* group_table(int64_t group) const { return tables + group * sequences * table_stride; }
 };
+
+// -- a step's arrays (upload.cu) -------------------------------------------------------------------------------------------
+
+// Rows of `row_bytes` (whole words of 4), one after another as the GPU sees them in pinned host memory, to rows at a distance of `target_stride`
+// on the device.
+struct HostArray {
+  void* target;
+  const void* source;
+  int64_t target_stride, row_bytes, rows;
+};
+// Without a copy engine: what holds these up (imports, exports) does not hold up a step.
+void Upload(Stream&, std::span<const HostArray> arrays);
 
 // -- rows (rows.cu) -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ constexpr int64_t kUploadDeadlineUs = 60'000'000;
 constexpr size_t kQkv = 0, kO = 1, kGateUp = 2, kDown = 3;
 
 // All buffers, in the order of Forward's members from hidden_ to sampling_.
-std::array<size_t, 14> BufferBytes(const Shape& s, const Limits& limits, NumberType type, int multiprocessors) {
+std::array<size_t, 13> BufferBytes(const Shape& s, const Limits& limits, NumberType type, int multiprocessors) {
   const int64_t rows = std::max(limits.max_step_tokens, limits.max_step_sequences), sampled = limits.max_step_sequences;
   const int64_t bytes = NumberBytes(type);
   const int64_t wanted[] = {rows * s.hidden * bytes,
@@ -24,11 +24,10 @@ std::array<size_t, 14> BufferBytes(const Shape& s, const Limits& limits, NumberT
                             sampled * s.hidden * bytes,
                             sampled * s.q_columns() * bytes,
                             sampled * s.vocab * 4,
-                            sampled * 4,
                             static_cast<int64_t>(s.ropes.size()) * s.head_dim / 2 * 4,
                             AttentionWorkspaceBytes(AttentionWorkspaceRows(s.heads, multiprocessors), s.head_dim),
                             SamplingWorkspaceBytes(sampled, s.vocab)};
-  std::array<size_t, 14> sizes{};
+  std::array<size_t, 13> sizes{};
   std::transform(std::begin(wanted), std::end(wanted), sizes.begin(), [](int64_t count) { return static_cast<size_t>(count); });
   return sizes;
 }
@@ -49,9 +48,12 @@ Forward::Forward(const Shape& shape, const Limits& limits, const DeviceWeights& 
     for (size_t which = 0; which < matrices_.size(); ++which) matrices_[which].push_back(of[which]);
   }
   gpu::Buffer* const buffers[] = {&hidden_, &normed_, &added_, &qkv_, &mixed_, &gate_up_, &active_, &last_hidden_, &last_mixed_,
-                                  &logits_, &token_ids_, &freqs_, &attention_, &sampling_};
+                                  &logits_, &freqs_, &attention_, &sampling_};
   const auto sizes = BufferBytes(shape, limits, type_, multiprocessors);
   for (size_t i = 0; i < sizes.size(); ++i) *buffers[i] = gpu::Buffer(sizes[i], "a step's activations");
+
+  token_ids_ = gpu::PinnedBuffer(static_cast<size_t>(limits.max_step_sequences) * sizeof(int32_t), "a step's token ids");
+  token_ids_view_ = static_cast<int32_t*>(gpu::DeviceView(token_ids_.data()));
 
   gpu::PinnedBuffer staging(freqs_.bytes(), "rotary frequencies");
   float* target = staging.data<float>();
@@ -131,7 +133,7 @@ void Forward::Run(Stream& stream, const StepInputs::Sent& sent, const std::funct
   }
 
   gemm_.Run(stream, type_, {logits_.data(), normed_.data(), weights_.lm_head, rows, shape_.vocab, hidden, shape_.vocab, hidden, false, true});
-  Sample(stream, logits_.data<float>(), rows, shape_.vocab, shape_.logit_cap, sent.sampling, token_ids_.data<int32_t>(), sampling_.data());
+  Sample(stream, logits_.data<float>(), rows, shape_.vocab, shape_.logit_cap, sent.sampling, token_ids_view_, sampling_.data());
 }
 
 }  // namespace kvtier::cuda

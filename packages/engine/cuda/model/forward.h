@@ -25,10 +25,11 @@ class Forward {
           int multiprocessors);
   static size_t ScratchBytes(const Shape& shape, const Limits& limits, NumberType type, int multiprocessors);
 
-  // From inputs on the device to token ids there. Captures as it runs.
+  // From inputs on the device to token ids. Captures as it runs.
   void Run(Stream& stream, const StepInputs::Sent& sent, const std::function<void(int64_t, Stream&)>& before_layer);
 
-  const int32_t* token_ids() const { return token_ids_.data<int32_t>(); }  // [sampled]
+  // [sampled], in the host's memory: written there as they are drawn, since a copy engine may have a gigabyte of exports to do first.
+  const int32_t* token_ids() const { return token_ids_.data<int32_t>(); }
   const float* logits() const { return logits_.data<float>(); }            // [sampled][vocab]
   const Gemm& gemm() const { return gemm_; }
 
@@ -45,8 +46,10 @@ class Forward {
   const NumberType type_;
   Gemm gemm_;
   std::array<std::vector<const void*>, 4> matrices_;  // kQkv..kDown, of all layers
-  gpu::Buffer hidden_, normed_, added_, qkv_, mixed_, gate_up_, active_, last_hidden_, last_mixed_, logits_, token_ids_, freqs_,
-      attention_, sampling_;
+  gpu::Buffer hidden_, normed_, added_, qkv_, mixed_, gate_up_, active_, last_hidden_, last_mixed_, logits_, freqs_, attention_,
+      sampling_;
+  gpu::PinnedBuffer token_ids_;
+  int32_t* token_ids_view_ = nullptr;  // the GPU's
 };
 
 }  // namespace kvtier::cuda

@@ -48,6 +48,9 @@ StepInputs::StepInputs(const Shape& shape, const Limits& limits, int32_t scratch
   device_tables_ = gpu::Buffer(TableBytes(shape, limits), "a step's block tables");
   host_plans_ = gpu::PinnedBuffer(PlanBytes(shape, limits), "a step's attention plans");
   device_plans_ = gpu::Buffer(PlanBytes(shape, limits), "a step's attention plans");
+  host_view_ = gpu::DeviceView(host_.data());
+  tables_view_ = gpu::DeviceView(host_tables_.data());
+  plans_view_ = gpu::DeviceView(host_plans_.data());
 }
 
 size_t StepInputs::DeviceBytes(const Shape& shape, const Limits& limits) {
@@ -134,15 +137,20 @@ StepInputs::Sent StepInputs::Send(Stream& stream, const Step& step, int64_t padd
     }
   }
 
-  stream.Copy(device_.data(), host_.data(), Size(layout.bytes));
-  stream.Copy2D(device_tables_.data(), Size(table_stride_) * 4, host_tables_.data(), Size(used_columns) * 4, Size(used_columns) * 4,
-                Size(groups_ * padded_sequences));
+  arrays_.clear();
+  ToSend(device_, host_view_, 0, layout.bytes, layout.bytes, 1);
+  ToSend(device_tables_, tables_view_, 0, table_stride_ * 4, used_columns * 4, groups_ * padded_sequences);
   Sent sent = At(layout, rows, padded_sequences, sampled);
-  Plan(stream, sent, {Host<int32_t>(layout.computed), Size(padded_sequences)});
+  Plan(sent, {Host<int32_t>(layout.computed), Size(padded_sequences)});
+  Upload(stream, arrays_);
   return sent;
 }
 
-void StepInputs::Plan(Stream& stream, Sent& sent, std::span<const int32_t> computed) {
+void StepInputs::ToSend(const gpu::Buffer& target, const void* view, size_t at, int64_t target_stride, int64_t row_bytes, int64_t rows) {
+  arrays_.push_back({target.data() + at, static_cast<const uint8_t*>(view) + at, target_stride, row_bytes, rows});
+}
+
+void StepInputs::Plan(Sent& sent, std::span<const int32_t> computed) {
   for (size_t group = 0; group < plans_.size(); ++group) {
     AttentionPlan& plan = plans_[group] = PlanAttention(bounds_[group], computed, queries_);
     const size_t at = group * Size(plan_items_), count = plan.items.size();
@@ -151,7 +159,8 @@ void StepInputs::Plan(Stream& stream, Sent& sent, std::span<const int32_t> compu
     host[0] = {};
     host[0].sequence = plan.rounds[0].few;
     std::copy(plan.items.begin(), plan.items.end(), host + 1);
-    stream.Copy(device, host, (1 + count) * sizeof(AttentionItem));
+    const auto bytes = static_cast<int64_t>((1 + count) * sizeof(AttentionItem));
+    ToSend(device_plans_, plans_view_, at * sizeof(AttentionItem), bytes, bytes, 1);
     sent.attention.push_back({&plan, device + 1, nullptr, AttentionWorkspaceRows(bounds_[group].heads, bounds_[group].multiprocessors)});
   }
 }

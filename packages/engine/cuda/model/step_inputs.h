@@ -1,6 +1,6 @@
-// The arrays of a step on their way to the GPU: written into pinned memory, sent by one copy (and one strided copy of the
-// block tables, of which only the columns in use are sent), and a copy of each attention group's plan. Device addresses depend on the padded number of rows and
-// sequences alone, so that captured graphs find them where they were.
+// The arrays of a step on their way to the GPU: written into pinned memory, and fetched from there by one kernel: inputs, block tables, of
+// which only the columns in use are sent, and each attention group's plan. Device addresses depend on the padded number of rows and sequences
+// alone, so that captured graphs find them where they were.
 //
 // Invariant: padding sequences have one query at position 0 and a table of the scratch block only; their rows read and
 // write nothing else. A scratch block follows the pool's last block: block 0, the null block, stays what it is to all
@@ -47,7 +47,9 @@ class StepInputs {
   static Layout Arrange(int64_t rows, int64_t sequences);
   Sent At(const Layout& layout, int64_t rows, int64_t sequences, int64_t sampled) const;
   // Plans every group's attention; a group's place on the device: the number of items of few rows, then all items.
-  void Plan(Stream& stream, Sent& sent, std::span<const int32_t> computed);
+  void Plan(Sent& sent, std::span<const int32_t> computed);
+  // Rows one after another in pinned memory, of which `view` is what the GPU sees.
+  void ToSend(const gpu::Buffer& target, const void* view, size_t at, int64_t target_stride, int64_t row_bytes, int64_t rows);
   template <class T>
   T* Host(int64_t offset) const { return reinterpret_cast<T*>(host_.data() + offset); }
 
@@ -58,7 +60,9 @@ class StepInputs {
   std::vector<AttentionPlan> plans_;     // [groups]
   int64_t plan_items_;                   // what a group has room for, its count included
   gpu::PinnedBuffer host_, host_tables_, host_plans_;
+  const void *host_view_, *tables_view_, *plans_view_;
   gpu::Buffer device_, device_tables_, device_plans_;
+  std::vector<HostArray> arrays_;  // of the step
 };
 
 }  // namespace kvtier::cuda

@@ -85,14 +85,12 @@ struct CudaTransformer::State {
         pool(KvBlockBytes(shape, limits.block_tokens, options.kv) * static_cast<size_t>(limits.blocks + kScratchBlocks), "the KV cache"),
         inputs(shape, limits, static_cast<int32_t>(limits.blocks), gpu::Info().multiprocessors, options.gemm.equal_bits),
         forward(shape, limits, *weights, Pages(shape, limits, options, pool.data()), Products(options), gpu::Info().multiprocessors),
-        token_ids(static_cast<size_t>(limits.max_step_sequences) * 4, "a step's token ids"),
         dependent_launches(options.dependent_launches) {}
 
   const std::shared_ptr<const DeviceWeights> weights;
   gpu::Buffer pool;
   StepInputs inputs;
   Forward forward;
-  gpu::PinnedBuffer token_ids;
   const bool dependent_launches;
   std::map<int64_t, gpu::Graph> graphs;  // by padded number of sequences
   gpu::PinnedBuffer logits;              // as much as was ever asked for
@@ -180,9 +178,6 @@ StepResult CudaTransformer::Run(const Step& step, const BeforeLayer& before_laye
     sent = state.inputs.Send(stream, step);
     state.forward.Run(stream, sent, before_layer);
   }
-  if (sent.sampled > 0) {
-    stream.Copy(state.token_ids.data(), state.forward.token_ids(), static_cast<size_t>(sent.sampled) * sizeof(int32_t));
-  }
   // Which row of the logits each sampled sequence has.
   std::vector<std::pair<int64_t, int64_t>> sampled;
   for (int64_t i = 0, row = 0; i < sequences; ++i) {
@@ -207,7 +202,7 @@ StepResult CudaTransformer::Run(const Step& step, const BeforeLayer& before_laye
   result.token_ids.assign(static_cast<size_t>(sequences), -1);
   for (const auto& [sequence, row] : sampled) {
     const auto i = static_cast<size_t>(sequence);
-    result.token_ids[i] = Drawn(step, i, state.token_ids.data<int32_t>()[row]);
+    result.token_ids[i] = Drawn(step, i, state.forward.token_ids()[row]);
   }
   if (step.want_logits) result.logits.assign(state.logits.data<float>(), state.logits.data<float>() + sampled.size() * vocab);
   result.elapsed_us = ElapsedUs(start);

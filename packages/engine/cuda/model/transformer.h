@@ -1,6 +1,6 @@
 // The forward pass on a GPU: the contract of packages/engine/executor/cc/transformer.h, whose math this is. Owns the weights, the
-// KV pool and all scratch, sized once at start. A step's inputs go up in one copy, only token ids come back. Batches of
-// decodes alone run as graphs, one per padded batch size.
+// KV pool and all scratch, sized once at start. A step's inputs go up by one kernel, only token ids come back, and
+// neither by a copy engine: a step waits for no import and no export. Batches of decodes alone run as graphs, one per padded batch size.
 //
 // Invariants: after an error of the GPU (a fault, a step past its deadline) nothing runs any more, the process has to end;
 // what a hung kernel may still write to is never freed. Results do not depend on whether a graph ran.

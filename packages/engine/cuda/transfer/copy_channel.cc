@@ -12,9 +12,12 @@ constexpr int64_t kMergeBelowBytes = 1 << 20;  // a copy of its own costs nothin
 constexpr int64_t kVectorBytes = 16;           // of the kernels
 // A stream takes about a thousand operations before it makes its caller wait, without a deadline.
 constexpr int64_t kMaxLayeredCopies = 512;
-// Thread blocks that compute checksums: a few keep up with any bus and leave the GPU to the model; when a step waits for them,
-// as many as run at the same time.
-constexpr int kHashBlocksBeside = 16, kHashBlocksEach = 4;
+// Layers that come together: four at least, for larger pieces and a fourth of the operations, and as many as make pieces of this size: smaller
+// ones take the bus longer than waiting for more layers costs.
+constexpr int64_t kLayersTogether = 4, kLeastSliceBytes = 16 << 10;
+// Thread blocks that compute checksums, of each multiprocessor: one of each is done sooner than a few of all, and takes no more of the GPU from
+// the model; when somebody waits for them, as many as run at the same time.
+constexpr int kHashBlocksEach = 4;
 
 }  // namespace
 
@@ -61,11 +64,16 @@ void CopyChannel::CopyPieces(const CopyBatch& batch, const HostSide& host, int64
   std::vector<int64_t> slots(batch.host_offsets().begin(), batch.host_offsets().end());
   for (int64_t& offset : pool) offset += skip;
   for (int64_t& offset : slots) offset += skip;
+  std::vector<gpu::Stream::Piece> singles;
   for (const Run& run : PlanRuns(pool, slots, bytes, {host.chunk_bytes, kMergeBelowBytes, max_pitch_bytes_})) {
     uint8_t *block = kv_.pool + run.pool_offset, *slot = host.base + run.host_offset;
     const auto row = static_cast<size_t>(run.bytes), rows = static_cast<size_t>(run.rows);
     if (run.rows == 1) {
-      copy_.Copy(to_host ? slot : block, to_host ? block : slot, row);
+      if (to_host) {
+        singles.push_back({slot, block, row});
+      } else {
+        singles.push_back({block, slot, row});
+      }
       continue;
     }
     const auto pool_stride = static_cast<size_t>(run.pool_stride), host_stride = static_cast<size_t>(run.host_stride);
@@ -75,6 +83,7 @@ void CopyChannel::CopyPieces(const CopyBatch& batch, const HostSide& host, int64
       copy_.Copy2D(block, pool_stride, slot, host_stride, row, rows);
     }
   }
+  copy_.CopyPieces(singles);
 }
 
 void CopyChannel::StartHash(CopyBatch& batch) {
@@ -82,7 +91,7 @@ void CopyChannel::StartHash(CopyBatch& batch) {
   if (beside) hash_->Copy(batch.hashed_places.data(), batch.places.data(), static_cast<size_t>(batch.count) * sizeof(int64_t));
   const int64_t* places = beside ? batch.hashed_places.data<int64_t>() : batch.device_pool_offsets();
   auto* sums = static_cast<uint64_t*>(gpu::DeviceView(batch.sums.data()));
-  const int grid = hash_ == nullptr ? kHashBlocksEach * multiprocessors_ : kHashBlocksBeside;
+  const int grid = hash_ == nullptr || batch.last ? kHashBlocksEach * multiprocessors_ : multiprocessors_;
   gpu::Stream& stream = hash_ == nullptr ? copy_ : *hash_;
   HashBlocks(stream, sums, kv_.pool, places, batch.count, kv_.block_bytes, grid);
   batch.hashed.Record(stream);
@@ -98,8 +107,13 @@ void CopyChannel::Issue(CopyBatch& batch, const HostSide& host, const gpu::Event
   batch.copied.Record(copy_);
 }
 
+int64_t CopyChannel::LayersTogether(int64_t layers) const {
+  const int64_t layer_bytes = kv_.block_bytes / layers;
+  return std::min(layers, std::max(kLayersTogether, (kLeastSliceBytes + layer_bytes - 1) / layer_bytes));
+}
+
 bool CopyChannel::TakesLayers(const CopyBatch& batch, const HostSide& host, int64_t layers) const {
-  const int64_t groups = (layers + kLayersTogether - 1) / kLayersTogether, bytes = kv_.block_bytes / layers * std::min(layers, kLayersTogether);
+  const int64_t together = LayersTogether(layers), groups = (layers + together - 1) / together, bytes = kv_.block_bytes / layers * together;
   if (ByKernel(host.view, batch.host_offsets(), bytes)) return true;
   const auto runs =
       PlanRuns(batch.pool_offsets(), batch.host_offsets(), kv_.block_bytes, {host.chunk_bytes, kv_.block_bytes + 1, max_pitch_bytes_});
@@ -109,14 +123,15 @@ bool CopyChannel::TakesLayers(const CopyBatch& batch, const HostSide& host, int6
 void CopyChannel::IssueByLayer(CopyBatch& batch, const HostSide& host, int64_t layers, const gpu::Event* after) {
   batch.hashing = false;
   const int64_t layer_bytes = kv_.block_bytes / layers;
-  const int64_t groups = (layers + kLayersTogether - 1) / kLayersTogether;
+  layers_together_ = LayersTogether(layers);
+  const int64_t groups = (layers + layers_together_ - 1) / layers_together_;
   while (static_cast<int64_t>(layer_events_.size()) < groups) layer_events_.emplace_back();
   if (after != nullptr) copy_.Wait(*after);
   copy_.Copy(batch.device_places.data(), batch.places.data(), batch.places.bytes());
-  for (int64_t first = 0; first < layers; first += kLayersTogether) {
-    const int64_t bytes = std::min(kLayersTogether, layers - first) * layer_bytes;
+  for (int64_t first = 0; first < layers; first += layers_together_) {
+    const int64_t bytes = std::min(layers_together_, layers - first) * layer_bytes;
     CopyPieces(batch, host, first * layer_bytes, bytes, ByKernel(host.view, batch.host_offsets(), bytes));
-    layer_events_[static_cast<size_t>(first / kLayersTogether)].Record(copy_);
+    layer_events_[static_cast<size_t>(first / layers_together_)].Record(copy_);
   }
   batch.copied.Record(copy_);
   StartHash(batch);

@@ -50,6 +50,7 @@ struct CopyBatch {
   gpu::PinnedBuffer places, sums, stage;   // stage: only where the arena is not pinned
   gpu::Buffer device_places, hashed_places;  // for the copies, and for the checksums of an export
   gpu::Event copied, hashed;
+  bool last = false;     // of an import: nothing follows that its checksums could be computed beside
   bool hashing = false;  // StartHash was called since Issue
 };
 
@@ -73,15 +74,15 @@ class CopyChannel {
   bool ByKernel(const uint8_t* view, std::span<const int64_t> host_offsets, int64_t bytes) const;
   // False where slices would have to go one by one, too many for a stream to take: then import whole blocks.
   bool TakesLayers(const CopyBatch& batch, const HostSide& host, int64_t layers) const;
-  // Fires when that layer is there, and a few after it.
-  const gpu::Event& LayerEvent(int64_t layer) const { return layer_events_[static_cast<size_t>(layer / kLayersTogether)]; }
+  // Of the last IssueByLayer. Fires when that layer is there, and a few after it.
+  const gpu::Event& LayerEvent(int64_t layer) const { return layer_events_[static_cast<size_t>(layer / layers_together_)]; }
   // Whether it is the first one of its event.
-  static bool BeginsLayers(int64_t layer) { return layer % kLayersTogether == 0; }
+  bool BeginsLayers(int64_t layer) const { return layer % layers_together_ == 0; }
 
  private:
   // The same bytes of every block: [skip, skip + bytes).
   void CopyPieces(const CopyBatch& batch, const HostSide& host, int64_t skip, int64_t bytes, bool by_kernel);
-  static constexpr int64_t kLayersTogether = 4;  // larger pieces, and a fourth of the operations
+  int64_t LayersTogether(int64_t layers) const;
 
   const Direction direction_;
   const KvBlocks kv_;
@@ -92,6 +93,7 @@ class CopyChannel {
   gpu::Stream* const hash_;
   std::vector<CopyBatch> batches_;
   std::vector<gpu::Event> layer_events_;
+  int64_t layers_together_ = 1;
 };
 
 }  // namespace kvtier::cuda

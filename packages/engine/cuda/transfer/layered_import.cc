@@ -50,7 +50,7 @@ std::unique_ptr<LayeredImport> Transfers::ImportByLayer(int arena, std::span<con
 }
 
 void LayeredImport::BeforeLayer(int64_t layer, gpu::Stream& stream) {
-  if (hold_.channel && CopyChannel::BeginsLayers(layer)) stream.Wait(hold_.channel->LayerEvent(layer));
+  if (hold_.channel && hold_.channel->BeginsLayers(layer)) stream.Wait(hold_.channel->LayerEvent(layer));
 }
 
 const TransferResult& LayeredImport::Finish() {

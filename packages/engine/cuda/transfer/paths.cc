@@ -14,7 +14,8 @@ constexpr int64_t kPathDeadlineUs = 10'000'000;
 constexpr int kPathRounds = 3;
 constexpr int64_t kGapBytes = 4096;  // between pieces of the host: headers of slots, so that nothing is contiguous
 constexpr int64_t kPieceBytes[] = {16 << 10, 64 << 10, 256 << 10, 1 << 20};
-constexpr int kMultiprocessors[] = {2, 4, 8, 16};
+constexpr int kMultiprocessors[] = {8, 16};
+constexpr size_t kTogether = 256;  // copies, as transfers enqueue them
 
 struct PathTrial {
   explicit PathTrial(int64_t total_bytes)
@@ -33,6 +34,7 @@ struct PathTrial {
   uint8_t* const view;
   gpu::Stream stream;
   gpu::Event from{true}, to{true};
+  std::vector<gpu::Stream::Piece> copies;
 
   // Bytes per second, the best of some rounds; multiprocessors 0: by the copy engine.
   double Rate(int64_t bytes, bool to_host, int multiprocessors) {
@@ -47,10 +49,14 @@ struct PathTrial {
     for (int round = 0; round < kPathRounds; ++round) {
       from.Record(stream);
       if (multiprocessors == 0) {
+        copies.clear();
         for (int64_t i = 0; i < pieces; ++i) {
           uint8_t* pool = device.data() + staged.data<int64_t>()[i];
           uint8_t* slot = host.data() + staged.data<int64_t>()[pieces + i];
-          stream.Copy(to_host ? slot : pool, to_host ? pool : slot, static_cast<size_t>(bytes));
+          copies.push_back({to_host ? slot : pool, to_host ? pool : slot, static_cast<size_t>(bytes)});
+          if (copies.size() < kTogether && i + 1 < pieces) continue;
+          stream.CopyPieces(copies);
+          copies.clear();
         }
       } else if (to_host) {
         GatherPieces(stream, view, device.data(), pool_offsets, pool_offsets + pieces, pieces, bytes, multiprocessors);

@@ -215,6 +215,7 @@ bool Transfers::Await(CopyChannel& channel, CopyBatch& batch, const Call& call) 
 void Transfers::Fill(CopyBatch& batch, const Call& call, int64_t first, int64_t count) const {
   batch.first = first;
   batch.count = count;
+  batch.last = call.direction == Direction::kImport && first + count == static_cast<int64_t>(call.block_ids.size());
   for (int64_t i = 0; i < count; ++i) {
     const auto at = static_cast<size_t>(first + i), to = static_cast<size_t>(i);
     batch.pool_offsets()[to] = call.block_ids[at] * kv_.block_bytes;

@@ -4,7 +4,7 @@
  * line what it cannot do, with an exit code of its own.
  */
 import { spawnSync } from 'node:child_process';
-import { copyFileSync, mkdirSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { copyFileSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -110,7 +110,7 @@ it(
       env: { PATH: '/usr/bin:/bin', HOME: folder },
     });
     expect(ended.stdout).toContain('no programs for one: nothing was measured: probe, build,');
-    expect(ended.stdout).toContain('dry run: the packed system runs here, on the CPU: 7 lines');
+    expect(ended.stdout).toContain('dry run: the packed system runs here, on the CPU: 8 lines');
     expect(ended.status).toBe(3);
     const lines = readFileSync(join(folder, 'results/dry-run.jsonl'), 'utf8').trim().split('\n');
     expect(lines.map((line) => (JSON.parse(line) as Line).name)).toEqual([
@@ -118,6 +118,7 @@ it(
       'start_attached_1m',
       'start_first_token_1m',
       'ttft_cold_600_1m',
+      'ttft_engine_600_1m',
       'ttft_arena_600_1m',
       'ttft_disk_600_1m',
       'decodes_2_1m',
@@ -172,6 +173,50 @@ it('what is asked is said to be met, short by how much, or not measured', () => 
     "SHORT: decodes at batch 1 and 32, equal and unequal, of the memory's speed, 0.75, 1 of 2; 8B decode bf16 batch 32, one of 100000 tokens among 31 of 500: 0.001",
     'not measured: prompts that give the same warm as cold, 1',
   ]);
+});
+
+/** What torch_attention.py needs of torch: calls that take no time, events two milliseconds apart. */
+const standInTorch: Readonly<Record<string, string>> = {
+  'torch/__init__.py': `
+__version__, bfloat16, uint8 = "0", None, None
+class cuda:
+    is_available = staticmethod(lambda: True)
+    class Event:
+        def __init__(self, enable_timing): pass
+        def record(self): pass
+        def synchronize(self): pass
+        def elapsed_time(self, other): return 2.0
+class Tensor:
+    def fill_(self, value): pass
+def randn(*shape, **more): return Tensor()
+def empty(*shape, **more): return Tensor()
+`,
+  'torch/nn/__init__.py': '',
+  'torch/nn/functional.py': 'def scaled_dot_product_attention(*all, **more): pass\n',
+  'torch/nn/attention/__init__.py': `
+from contextlib import nullcontext
+class SDPBackend: FLASH_ATTENTION = CUDNN_ATTENTION = 0
+def sdpa_kernel(backend): return nullcontext()
+`,
+  'torch/nn/attention/bias.py': 'def causal_lower_right(*shape): pass\n',
+};
+
+it("the verdicts read what is said of torch's attention", () => {
+  const cuda = fileURLToPath(new URL('../../cuda', import.meta.url));
+  for (const [file, text] of Object.entries(standInTorch)) {
+    mkdirSync(join(out, 'python', file, '..'), { recursive: true });
+    writeFileSync(join(out, 'python', file), text);
+  }
+  const name = 'Attention v2 bf16, 1 x 8192 queries over 0 tokens';
+  const ours = { name, value: 200, unit: 'TFLOP/s', limit: 800, limitName: 'cuBLASLt', ratio: 0.25 };
+  const torch = spawnSync('python3', [join(cuda, 'checks/torch_attention.py')], {
+    input: `${JSON.stringify(ours)}\n`,
+    encoding: 'utf8',
+    env: { ...process.env, PYTHONPATH: join(out, 'python'), PYTHONDONTWRITEBYTECODE: '1' },
+  });
+  expect(torch.status, torch.stderr).toBe(0);
+  const { stdout } = spawnSync('awk', ['-f', join(cuda, 'verdicts.awk')], { input: torch.stdout, encoding: 'utf8' });
+  expect(stdout).toContain("met: attention, of torch's flash attention, 0.6, 1 of 1\n");
 });
 
 it(
