@@ -153,6 +153,15 @@ describe('rates', () => {
     expect(rates(load).prefillTokensPerS).toBeCloseTo(10_000, 3);
   });
 
+  it('of prompts are not measured by what hits leave', () => {
+    const load = new EngineLoad(16);
+    for (let i = 0; i < 1_000; i++) load.step(1 + (i % 16), 0, 0.005);
+    expect(rates(load).prefillTokensPerS).toBe(0);
+    load.step(512, 0, 0.05);
+    for (let i = 0; i < 1_000; i++) load.step(1, 0, 0.005);
+    expect(rates(load).prefillTokensPerS).toBeCloseTo(10_240, 6);
+  });
+
   it('of steps that compute prompts alone are a start, too, once they were of several sizes', () => {
     const load = new EngineLoad(4);
     for (let i = 0; i < 20; i++) load.step(512, 0, 0.003 + 0.0512);

@@ -170,6 +170,9 @@ export class EngineLoad {
     if (decodes === 0) this.#promptLine.add(prefillTokens, seconds);
     // What decoding alone would have taken is not the prompt's; of one step it is never nearly all.
     const decoding = decodes === 0 ? 0 : this.decodingS(decodes);
+    // What a hit leaves to be computed takes what any step takes, and says nothing of a prompt: an engine that has only served hits since it
+    // started would count as a hundred times slower than it is, and never get the prompt that it could learn from.
+    if (decodes === 0 && prefillTokens <= this.#blockTokens) return;
     this.#prefill.add(prefillTokens, Math.max(seconds - decoding, seconds / 4));
   }
 
