@@ -222,6 +222,57 @@ class Waited(unittest.TestCase):
         self.assertEqual(self.silent(0.0625, 19, answers=False, pulse=pulse)[:2], (True, 0))
         self.assertEqual(self.silent(0.0625, 20, answers=False, pulse=pulse)[:2], (False, 1))
 
+    def late(self, beats: Any, asks: list[float], deadline_s: float, until_s: float) -> tuple[list[float], list[float], list[float]]:
+        """Requests that no frame answers: when each of them ended, when a sign of life was asked for, and when the link was suspended. A
+        turn is 10 ms. ``beats``: at which of them the pulse is told, as by ``still_s``."""
+        at = 0
+        clock = unittest.mock.Mock(monotonic=lambda: 1_000.0 + at / 100)
+        with unittest.mock.patch.object(kvtier.link, "time", clock):
+            link, theirs = self.link()
+            theirs.setblocking(False)
+            link.pulse = unittest.mock.Mock(still_s=lambda: beats(at / 100))
+            link._poll = unittest.mock.Mock(poll=lambda _ms: [(link._socket.fileno(), select.POLLIN)])
+            theirs.sendall(frame(1, "done"))  # it has answered before
+            link.turn(0)
+            ended: dict[int, float] = {}
+            probed, suspended = [], []
+            requests = []
+            for at in range(round(until_s * 100)):
+                if asks and at >= round(asks[0] * 100):
+                    asks = asks[1:]
+                    requests.append(kvtier.requests.Request("lookup", {}, deadline_s, "lookup", lambda body: body))
+                    link.post(3 + len(requests), requests[-1])
+                before = link.suspended
+                link.turn(0)
+                if link.suspended and not before:
+                    suspended.append(at / 100)
+                for number, request in enumerate(requests):
+                    if request.done:
+                        ended.setdefault(number, at / 100)
+                try:
+                    said = kvtier.protocol.FrameReader()
+                    said._held += theirs.recv(1 << 16)
+                    probed += [at / 100] * bytes(said._held).count(ClientFrame(stats={}).SerializeToString())
+                except BlockingIOError:
+                    pass
+        return list(ended.values()), probed, suspended
+
+    def test_a_deadline_beside_a_pulse_that_beats_is_no_standstill(self) -> None:
+        beats = lambda at: 0.0 if at * 100 % 5 == 0 else None
+        asks = [0.02, 0.1, 0.3]
+        self.assertEqual(self.late(beats, asks, 0.05, 1.0), ([0.07, 0.15, 0.35], [0.08], []))
+        # It beats and does not answer what it is asked for: it costs no deadline after 1.2 s.
+        self.assertEqual(self.late(beats, [0.02, 0.9, 1.21, 1.3], 0.05, 2.0), ([0.07, 0.95, 1.26, 1.35], [0.08], [1.35]))
+
+    def test_a_deadline_beside_a_turn_that_does_not_end_is_a_standstill(self) -> None:
+        self.assertEqual(self.late(lambda at: 0.6 + at, [0.02], 0.3, 1.0), ([0.32], [0.33], [0.32]))
+
+    def test_a_deadline_that_is_shorter_than_a_few_beats(self) -> None:
+        """A node that is stopped is found 150 ms after the request, whose own deadline stands."""
+        self.assertEqual(self.late(lambda at: 0.0 if at <= 0.02 else None, [0.02], 0.05, 1.0), ([0.07], [0.18], [0.17]))
+        self.assertEqual(self.late(lambda at: None, [0.02], 0.3, 1.0), ([0.32], [0.33], [0.32]))
+        self.assertEqual(self.late(lambda at: 0.0 if at == 0.14 else None, [0.02], 0.05, 1.0), ([0.07], [0.15], []))
+
     def test_time_without_a_turn_is_not_the_nodes_silence(self) -> None:
         self.assertEqual(self.silent(60.0, 11, answers=False)[:2], (True, 0))
 

@@ -10,7 +10,9 @@ export interface ConnectorCounters {
   lookups: number;
   /** Prompts that no lookup was made for: the node's table of held blocks says that none would find anything worth loading. */
   unasked: number;
-  /** Blocks that lookups found. */
+  /** Prompts that no lookup was made for: by that table, all of them that is held lies in the arena. */
+  unaskedHits: number;
+  /** Blocks that lookups found, or that table. */
   heldBlocks: number;
   /** Of those, blocks that the planner chose to load. */
   plannedBlocks: number;
@@ -35,6 +37,7 @@ export const newCounters = (): ConnectorCounters => ({
   unknownAnswers: 0,
   lookups: 0,
   unasked: 0,
+  unaskedHits: 0,
   heldBlocks: 0,
   plannedBlocks: 0,
   loads: 0,

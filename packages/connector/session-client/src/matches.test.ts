@@ -10,7 +10,7 @@ const hashBytes = 8;
 const blocks = 40;
 /** Block n's hash begins with n. */
 const hashes = Buffer.concat(Array.from({ length: blocks }, (_, block) => Buffer.from([block, 0, 0, 0, 0, 0, 0, 0])));
-const [nowhere, away, near] = [0, 2, 3];
+const [nowhere, away, near, arena] = [0, 2, 3, 7];
 
 class Rig {
   readonly timers = new ManualTimers();
@@ -39,12 +39,12 @@ class Rig {
     for (let at = 0; at < 4; at++) this.planner.observePrefill(640, (640 * 641) / 2, 4_000);
   }
 
-  async match(id: string, localBlocks = 0) {
+  async match(id: string, localBlocks = 0, of = hashes) {
     const sessions = this.#sessions();
-    const match = this.table.match(sessions, id, hashes, localBlocks);
+    const match = this.table.match(sessions, id, of, localBlocks);
     if (match.state === 'known') return match.blocks;
     await new Promise(setImmediate);
-    const known = this.table.match(sessions, id, hashes, localBlocks);
+    const known = this.table.match(sessions, id, of, localBlocks);
     return known.state === 'known' ? known.blocks : undefined;
   }
 
@@ -92,9 +92,54 @@ it('what may lie in another tier is always asked for, also behind a block that d
   expect(rig.counters.unasked).toBe(0);
 });
 
+it('what lies in the arena, and no further, is known at once', async () => {
+  const rig = new Rig();
+  rig.flagsOf = (block) => (block < 9 ? arena : nowhere);
+  expect(rig.table.match([rig.session], 'r', hashes, 0)).toEqual({ state: 'known', blocks: 9 });
+  expect(rig.table.match([rig.session], 's', hashes, 4)).toEqual({ state: 'known', blocks: 5 });
+  rig.flagsOf = () => arena;
+  expect(await rig.match('t')).toBe(blocks);
+  expect(rig.counters).toMatchObject({
+    unaskedHits: 3,
+    unasked: 0,
+    lookups: 0,
+    heldBlocks: 9 + 5 + blocks,
+    plannedBlocks: 9 + 5 + blocks,
+  });
+  // What was told too much came short: it is not tried again.
+  rig.table.settle('t', [30], false);
+  expect(await rig.match('t')).toBe(30);
+  expect(rig.asked).toEqual([]);
+});
+
+it('what lies in the arena is asked for where more of it lies elsewhere, is not told, or is much', async () => {
+  const rig = new Rig();
+  rig.usPerBlock = 1;
+  const long = Buffer.concat(Array<Buffer>(7).fill(hashes)); // the blocks behind have other flags
+  for (const behind of [near, away, undefined]) {
+    rig.flagsOf = (block) => (block < 9 ? arena : behind);
+    expect(await rig.match(`behind: ${behind}`)).toBe(blocks);
+  }
+  rig.flagsOf = () => arena;
+  expect(await rig.match('280 blocks', 0, long)).toBe(280);
+  expect(await rig.match('256 blocks', 0, long.subarray(0, 256 * hashBytes))).toBe(256);
+  expect(rig.counters).toMatchObject({ unaskedHits: 1, lookups: 4 });
+  let read = 0;
+  rig.flagsOf = (block) => {
+    read++;
+    return block === 256 % blocks ? nowhere : arena;
+  };
+  expect(await rig.match('16 of 280 blocks', 0, long)).toBe(16); // block 256 has the name of block 16
+  expect([rig.counters.unaskedHits, read]).toEqual([2, 18]);
+});
+
 it('a node without a table is asked, and for a model with windows every node', async () => {
-  for (const rig of [new Rig(undefined, false), new Rig([64])]) {
-    rig.flagsOf = () => nowhere;
+  for (const [rig, flags] of [
+    [new Rig(undefined, false), nowhere],
+    [new Rig([64]), nowhere],
+    [new Rig([64]), arena],
+  ] as const) {
+    rig.flagsOf = () => flags;
     await rig.match('a');
     expect(rig.asked).toEqual([0]);
   }

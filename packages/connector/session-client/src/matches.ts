@@ -7,7 +7,7 @@
 import { KvError } from '@kvtier/errors';
 import type { Hit, LoadChoice, LoadPlanner, Plan } from '@kvtier/load-planner';
 import type { ByTier, Match } from '@kvtier/scheduler';
-import { maxHashesPerFrame } from '@kvtier/wire';
+import { type HeldBlocks, maxHashesPerFrame } from '@kvtier/wire';
 import { type ConnectorCounters, count } from './counters.ts';
 import { commonPrefixes } from './groups.ts';
 import type { Session } from './session-client.ts';
@@ -41,6 +41,10 @@ const pending: Match = { state: 'pending' };
 const maxEntries = 16_384;
 /** Of what the table of held blocks says: a tier but the peers may hold it. */
 const isNear = 1;
+/** The same: the arena may. */
+const inArena = 4;
+/** A microsecond each, of the engine's loop: a longer hit is asked for, which takes no longer than to read it. */
+const mostInArena = 256;
 /** Blocks of a chain that are looked at there, beside the first. */
 const looks = 4;
 /** What was known longer ago than this is asked again: the node's contents change. */
@@ -74,10 +78,9 @@ export class MatchTable {
       this.#entries.set(requestId, entry);
       const end = (localBlocks + maxHashesPerFrame) * hashBytes;
       const wanted = hashes.subarray(localBlocks * hashBytes, end);
-      if (this.#isInVain(sessions, wanted, localBlocks)) {
-        this.#options.counters.unasked++;
-        this.#know(entry, [noHit]);
-      } else this.#lookUp(sessions, requestId, entry, wanted);
+      const hit = this.#read(sessions, wanted, localBlocks);
+      if (hit === undefined) this.#lookUp(sessions, requestId, entry, wanted);
+      else this.#know(entry, [hit]);
     }
     if (entry.hits === undefined) return pending;
     if (entry.plan?.localBlocks !== localBlocks) this.#plan(entry, localBlocks);
@@ -111,14 +114,41 @@ export class MatchTable {
     this.#entries.delete(requestId);
   }
 
-  /**
-   * The node need not be asked: nobody holds anything of this, or only peers do, and are slower than computing. What may lie in another
-   * tier is always asked for: a few blocks of the chain are looked at, for the first ones may have left it.
-   */
-  #isInVain(sessions: readonly Session[], hashes: Buffer, first: number): boolean {
-    const { hashBytes, planner, timers, windows } = this.#options;
+  /** What the table of held blocks says of this without the node being asked; undefined: it is asked. */
+  #read(sessions: readonly Session[], hashes: Buffer, first: number): Hit | undefined {
+    const { counters, windows } = this.#options;
     const held = sessions[0]!.held;
-    if (held === null || windows.length > 1 || windows[0] !== Number.POSITIVE_INFINITY) return false;
+    if (held === null || windows.length > 1 || windows[0] !== Number.POSITIVE_INFINITY) return undefined;
+    const count = this.#inArena(held, hashes);
+    if (count !== undefined && count > 0) {
+      counters.unaskedHits++;
+      counters.heldBlocks += count;
+      return { spans: [{ tier: 'arena', count }], estimatedUs: 0 };
+    }
+    if (!this.#isInVain(held, hashes, first)) return undefined;
+    counters.unasked++;
+    return noHit;
+  }
+
+  /** So many blocks of this lie in the arena, and no more of it is held; undefined: it is not told. A byte may say too much: the load comes short. */
+  #inArena(held: HeldBlocks, hashes: Buffer): number | undefined {
+    const { hashBytes } = this.#options;
+    const blocks = hashes.length / hashBytes;
+    if (blocks > mostInArena && held.flags(hashes, mostInArena * hashBytes) !== 0) return undefined;
+    for (let block = 0; block < Math.min(blocks, mostInArena); block++) {
+      const flags = held.flags(hashes, block * hashBytes);
+      if (flags === 0) return block;
+      if (flags === undefined || (flags & inArena) === 0) return undefined;
+    }
+    return Math.min(blocks, mostInArena);
+  }
+
+  /**
+   * Nobody holds anything of this, or only peers do, and are slower than computing. What may lie in another tier is always asked for: a
+   * few blocks of the chain are looked at, for the first ones may have left it.
+   */
+  #isInVain(held: HeldBlocks, hashes: Buffer, first: number): boolean {
+    const { hashBytes, planner, timers } = this.#options;
     const blocks = hashes.length / hashBytes;
     const flags = held.flags(hashes, 0);
     if (flags === undefined || (flags & isNear) !== 0) return false;

@@ -3,8 +3,9 @@
  *
  * Invariants: each request ends exactly once: with its last answer, at its deadline or when the link ends. At most
  * `maxOutstanding` requests wait for the node. A node that stays silent is left alone: after two deadlines without any
- * frame the link is suspended, nothing more is asked but one probe, and any frame at all lifts it. A node that breaks
- * the protocol is disconnected.
+ * frame the link is suspended, nothing more is asked but one probe, and any frame at all lifts it. One whose pulse beats
+ * meanwhile is slow: it is probed, and left alone when a deadline passes `silentMs` later without a frame. A node that
+ * breaks the protocol is disconnected.
  *
  * A request whose deadline passed stays known until the node answers, because a late answer may have to be undone
  * (slots that were reserved for nobody).
@@ -21,6 +22,7 @@ import {
   ServerFrame,
   writeFrame,
 } from '@kvtier/wire';
+import { Beats } from './beats.ts';
 import { SilenceWatch } from './silence.ts';
 import type { Timers } from './timers.ts';
 
@@ -51,6 +53,9 @@ const maxOutstanding = 256;
 const connectTimeoutMs = 2_000;
 /** Requests that in turn ran into their deadline while nothing at all came from the node. */
 const silencesToSuspend = 2;
+/** A pulse beats every 50 ms: where it has not, so long after a request, the node stands still. */
+const beatenAfterMs = 150;
+const silentMs = 1_200;
 /** A suspended link whose probe is not answered by then is dropped: it may be the connection that is stuck. */
 const probeDeadlineMs = 15_000;
 
@@ -70,9 +75,9 @@ export class SessionLink {
   #suspended = false;
   /** The request that asks for a sign of life, until it is answered. */
   #probe: Exchange | undefined;
+  #probedAtMs = 0;
   readonly #silence: SilenceWatch;
-  /** Beats where the node lives, however much it has to do; null: its frames alone tell. */
-  pulse: NodePulse | null = null;
+  readonly #beats: Beats;
 
   /**
    * Connect to a Unix socket, and ask whose process serves it before a byte is sent: who names the arena gets all KV.
@@ -117,10 +122,11 @@ export class SessionLink {
     this.#timers = timers;
     this.#onSuspend = onSuspend;
     this.#heardAtMs = timers.nowMs();
+    this.#beats = new Beats(() => timers.nowMs());
     this.#silence = new SilenceWatch(timers, {
       isWaiting: () => this.#waiting().length > 0,
       ask: () => this.#askForLife(),
-      stillMs: () => this.pulse?.stillMs(),
+      stillMs: () => this.#beats.takeStillMs(),
       onSilent: () => {
         if (!this.#suspended) this.#suspend();
         for (const pending of this.#waiting()) this.#giveUp(pending);
@@ -158,6 +164,11 @@ export class SessionLink {
     return this.#suspended;
   }
 
+  /** Beats where the node lives, however much it has to do; null: its frames alone tell. */
+  set pulse(pulse: NodePulse | null) {
+    this.#beats.pulse = pulse;
+  }
+
   get outstanding(): number {
     return this.#pending.size;
   }
@@ -186,6 +197,7 @@ export class SessionLink {
       return new KvError('BUSY', 'too many requests wait for the cache node', { retry: true });
     }
     const id = this.#nextId++;
+    this.#beats.feel(); // what it beat until now says nothing of what comes
     const pending: Pending = { exchange, sentAtMs: this.#timers.nowMs(), cancelTimer: () => {}, expired: false };
     if (!writeFrame(this.#socket, ClientFrame.encode({ id, body }).finish())) {
       return new KvError('DISCONNECTED', 'the cache node does not read', { retry: true });
@@ -261,8 +273,24 @@ export class SessionLink {
   #expire(pending: Pending): void {
     if (pending.expired) return;
     if (this.#heardAtMs < pending.sentAtMs) this.#silences++;
-    if (this.#silences >= silencesToSuspend && !this.#suspended) this.#suspend();
+    if (this.#silences >= silencesToSuspend) this.#doubt(pending.sentAtMs);
     this.#giveUp(pending);
+  }
+
+  /** What was sent then has ended without an answer, and not for the first time. */
+  #doubt(sentAtMs: number): void {
+    if (!this.alive || this.#suspended || this.#heardAtMs >= sentAtMs) return;
+    const nowMs = this.#timers.nowMs();
+    if (this.#beats.since(sentAtMs)) {
+      // One that beats and says nothing when it is asked costs no more deadlines, either.
+      const isProbed = this.#probe !== undefined && nowMs - Math.max(this.#probedAtMs, this.#heardAtMs) >= silentMs;
+      if (isProbed) this.#suspend();
+      else this.#askForLife();
+      return;
+    }
+    const leftMs = this.#beats.pulse === null ? 0 : sentAtMs + beatenAfterMs - nowMs;
+    if (leftMs > 0) this.#timers.after(leftMs, () => setImmediate(() => this.#doubt(sentAtMs)));
+    else this.#suspend();
   }
 
   #giveUp(pending: Pending): void {
@@ -296,6 +324,7 @@ export class SessionLink {
       },
     };
     this.#probe = probe;
+    this.#probedAtMs = this.#timers.nowMs();
     const sent = this.send({ $case: 'stats', value: {} }, probeDeadlineMs, probe, true);
     if (sent instanceof KvError) this.#probe = undefined;
     return this.#probe !== undefined;

@@ -1,10 +1,11 @@
 """One connection to a cache node: frames out, answers in, a deadline on each request. Runs on its session's thread.
 
 Invariants: each exchange ends exactly once, with its last answer, at its deadline or when the link ends; at most ``MAX_OUTSTANDING``
-wait. A node that lets one deadline pass in silence is left alone: nothing is asked but one probe, and any frame lifts that. While
-something waits, a node that says nothing is asked for a sign of life; without one it is left alone, too, and all that waits ends as at
-its deadline. One that breaks the protocol is disconnected; what only a newer one knows to say is skipped and counted. An exchange whose
-deadline passed stays known until the node answers, because a late answer may have to be undone.
+wait. A node that lets one deadline pass in silence is left alone: nothing is asked but one probe, and any frame lifts that. One whose
+pulse beats meanwhile is slow: it is asked for a sign of life, and left alone when it lets a deadline pass ``SILENT_AFTER_S`` later
+without one. While something waits, a node that says nothing is asked for a sign, too; without one it is left alone, and all that waits
+ends as at its deadline. One that breaks the protocol is disconnected; what only a newer one knows to say is skipped and counted. An
+exchange whose deadline passed stays known until the node answers, because a late answer may have to be undone.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ PROBE_DEADLINE_S = 15.0
 #: present turn of its event loop has taken of its own: a busy machine makes turns long, and a node that is slow is waited for.
 ASK_AFTER_S = 0.5
 SILENT_AFTER_S = 1.2
+#: A pulse beats every 50 ms: where it has not, so long after a request, the node stands still.
+BEATEN_AFTER_S = 0.15
 #: Counts for no more, however long it took: on a machine so busy that this thread does not get its turn, the node does not get its own.
 LONGEST_TURN_S = 0.1
 
@@ -106,6 +109,13 @@ class Link:
         self._heard_at = time.monotonic()
         self._next_probe = -1
         self._probing = False
+        self._probed_at = self._heard_at
+        #: When a beat was seen last, of a node whose event loop goes round.
+        self._beat_at = float("-inf")
+        #: What was read of the pulse since it was watched last.
+        self._still_s: float | None = None
+        #: When something was sent that ended in silence; whether the node stands still is not known yet.
+        self._doubted_at: float | None = None
         #: How long something has waited and nothing came; None: the node was found silent, and has said nothing since.
         self._silence_s: float | None = 0.0
         self._turned_at = self._heard_at
@@ -155,6 +165,8 @@ class Link:
             wait_s = max(0.0, min(wait_s, self._deadlines[0][0] - now))
         if self._pending:
             wait_s = min(wait_s, LONGEST_TURN_S)
+        if self._doubted_at is not None:
+            wait_s = max(0.0, min(wait_s, self._doubted_at + BEATEN_AFTER_S - now))
         try:
             self._sleeps = True
             # In this order: what is posted from now on wakes it.
@@ -182,6 +194,7 @@ class Link:
     def _send_posted(self) -> None:
         while self._outbox:
             request_id, exchange = self._outbox.popleft()
+            self._feel()  # beats until now say nothing of what comes
             now = time.monotonic()
             try:
                 frame = encode(request_id, exchange.kind, exchange.fields)
@@ -250,9 +263,36 @@ class Link:
             pending = self._pending.get(request_id)
             if pending is None or pending.expired:
                 continue
-            if self._heard_at < pending.sent_at and not self.suspended and not isinstance(pending.exchange, Probe):
-                self._suspend()
+            if not isinstance(pending.exchange, Probe):
+                self._doubt(pending.sent_at, now)
             self._give_up(pending)
+        doubted_at, self._doubted_at = self._doubted_at, None
+        if doubted_at is not None:
+            self._doubt(doubted_at, now)
+
+    def _doubt(self, sent_at: float, now: float) -> None:
+        """Something that was sent then has ended, and not by an answer."""
+        if self.suspended or self._heard_at >= sent_at:
+            return
+        self._feel()
+        if self._beat_at > sent_at:
+            # One that beats and says nothing when it is asked costs no more deadlines, either.
+            if self._probing and now - max(self._probed_at, self._heard_at) >= SILENT_AFTER_S:
+                self._suspend()
+            else:
+                self._ask_for_life()
+        elif self.pulse is not None and now < sent_at + BEATEN_AFTER_S:
+            self._doubted_at = sent_at if self._doubted_at is None else min(sent_at, self._doubted_at)
+        else:
+            self._suspend()
+
+    def _feel(self) -> None:
+        """Reads the pulse, which tells each beat once."""
+        still_s = self.pulse.still_s() if self.pulse is not None else None
+        if still_s is not None:
+            self._still_s = still_s
+            if still_s < ASK_AFTER_S:
+                self._beat_at = time.monotonic()
 
     def _give_up(self, pending: _Pending) -> None:
         if not pending.expired:
@@ -263,10 +303,11 @@ class Link:
         if self._silence_s is None or self.epoch is None:  # before its first answer a node may take its time
             return
         before, self._silence_s = self._silence_s, self._silence_s + took_s
-        if self.pulse is not None and self._pending:
-            still_s = self.pulse.still_s()
-            if still_s is not None:
-                self._silence_s = min(self._silence_s, still_s)
+        if self._pending:
+            self._feel()
+            if self._still_s is not None:
+                self._silence_s = min(self._silence_s, self._still_s)
+        self._still_s = None
         if self._silence_s < ASK_AFTER_S:
             if not self._pending:
                 self._silence_s = 0.0
@@ -292,6 +333,7 @@ class Link:
         if self._probing:
             return
         self._probing = True
+        self._probed_at = time.monotonic()
         self._next_probe -= 1  # ids of the session's requests are above 0; on the wire these are unsigned
         self.post(self._next_probe & 0xFFFF_FFFF_FFFF_FFFF, Probe(self._probed))
 

@@ -5,8 +5,9 @@
  * A row that the device does not end in time completes with `timedOut`, and its slot is put on hold with the arena until the
  * device does let go: nobody else gets that memory while the kernel may still write there.
  *
- * Of small blocks thousands end at once, and each means work for who waits for it: no more than `rowsPerTurn` are told in one
- * turn of the event loop, the rest in the next ones, in their order.
+ * Of small blocks thousands end at once, or a few at a time many times in one turn of the event loop, and each means work for who
+ * waits for it: no more than `rowsPerTurn` are told before the next turn, and for no longer than `turnMs`; the rest in the next ones,
+ * in their order.
  */
 import { Buffer } from 'node:buffer';
 import { type ArenaHandle, type IoHandle, native } from '@kvtier/data-plane';
@@ -21,8 +22,9 @@ export const badMessage = -74;
 /** Result of a row that was given up (-ETIMEDOUT). */
 export const timedOut = -110;
 
-/** Some 10 ms: what one means to a load, and the reads that take its place. */
+/** What one means to a load, and the reads that take its place. Promises that go on then take as long once more. */
 const rowsPerTurn = 256;
+const turnMs = 5;
 
 export interface ObjectRow {
   readonly file: number;
@@ -113,7 +115,7 @@ export class DiskIo {
 
   /** Waits for what is in flight. When something hangs, the queue is left behind instead, until the process ends. */
   async close(): Promise<void> {
-    this.#tell(Number.POSITIVE_INFINITY);
+    this.#tell(Number.POSITIVE_INFINITY, Number.POSITIVE_INFINITY);
     if (this.#count > 0) native.ioAbandon(this.handle);
     else await native.ioClose(this.handle);
   }
@@ -139,10 +141,19 @@ export class DiskIo {
 
   #complete(tags: Float64Array, results: Float64Array): void {
     for (let i = 0; i < tags.length; i++) this.#ended.push({ tag: tags[i]!, result: results[i]! });
-    if (this.#turn === undefined) this.#tell(rowsPerTurn);
+    if (this.#turn === undefined) this.#share();
   }
 
-  #tell(most: number): void {
+  /** Tells this turn's share; what ends from now on waits for the next. */
+  #share(): void {
+    this.#tell(rowsPerTurn, performance.now() + turnMs);
+    this.#turn = setImmediate(() => {
+      this.#turn = undefined;
+      if (this.#ended.length > 0) this.#share();
+    });
+  }
+
+  #tell(most: number, untilMs: number): void {
     const end = Math.min(this.#ended.length, this.#toldNext + most);
     while (this.#toldNext < end) {
       const { tag, result } = this.#ended[this.#toldNext++]!;
@@ -153,14 +164,9 @@ export class DiskIo {
       this.#count--;
       if (row.isGivenUp) this.#slots.release(row.slot);
       else row.onDone(result);
+      if (performance.now() >= untilMs) break;
     }
-    if (this.#toldNext < this.#ended.length) {
-      this.#turn ??= setImmediate(() => {
-        this.#turn = undefined;
-        this.#tell(rowsPerTurn);
-      });
-      return;
-    }
+    if (this.#toldNext < this.#ended.length) return;
     this.#ended = [];
     this.#toldNext = 0;
   }
