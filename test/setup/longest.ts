@@ -2,10 +2,11 @@
 
 /** Twenty seconds and more, the longest first: FOLDER/NAME of `*.slow.test.ts`, as KVTIER_TEST_COSTS tells them. */
 export const longest = [
-  ...['e2e/vllm-contract', 'e2e/python', 'e2e/cluster-deaths', 'src/cuda-kernels', 'src/gpu-session', 'sim/apart'],
-  ...['src/membership', 'e2e/up', 'faults/nonsense', 'faults/redis-server', 'e2e/shared-call'],
-  ...['e2e/demo', 'e2e/sglang-contract', 'faults/s3-server', 'src/text-pool', 'e2e/npm-start', 'faults/node-s3'],
-  ...['e2e/cluster-redis', 'e2e/cluster', 'src/replaced-model', 'e2e/hand-off-faults', 'faults/engine-node'],
+  ...['e2e/python', 'e2e/vllm-contract', 'e2e/cluster-deaths', 'src/cuda-kernels', 'sim/apart', 'sim/goodput'],
+  ...['src/membership', 'faults/redis-server', 'e2e/npm-start', 'e2e/shared-call', 'src/replaced-model'],
+  ...['faults/node-s3', 'faults/node-kill', 'src/gpu-session', 'faults/s3-server', 'e2e/sglang-contract'],
+  ...['e2e/cluster-redis', 'disk/kill', 'faults/nonsense', 'src/text-pool', 'e2e/up', 'peer/network'],
+  ...['e2e/hand-off-faults', 'disk/removal', 'redis/redis-tier', 'faults/gpu-worker', 'src/supervisor'],
 ];
 
 /** By then what `npm test` compiles beside the tests has told it all that it would compile itself. */
