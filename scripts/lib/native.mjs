@@ -134,6 +134,7 @@ export function nativeIsCurrent(parts) {
 }
 
 const jobs = String(availableParallelism());
+const halfOfJobs = String(Math.ceil(availableParallelism() / 2));
 const atLowestPriority = ['nice', '-n', '19', 'ninja', '-j', jobs];
 
 /**
@@ -147,19 +148,32 @@ export async function buildAhead(parts) {
 }
 
 /**
+ * Two at a time, each with half of the cores: what begins a build (headers that are compiled first) and what ends it (the linker) has no use for
+ * more than one.
  * @param {readonly string[]} parts of `native`, `cuda-emulated`, `cuda`
  * @param {Promise<void>} ahead what `buildAhead` has begun with
  */
 export async function ensureNative(parts, ahead = Promise.resolve()) {
-  for (const module of modulesOf(parts)) {
-    const print = fingerprint(module); // before the build: a source that changes meanwhile is built again next time
-    if (isCurrent(module, print)) continue;
-    await step(`build ${module.name}`, async (note) => {
-      if (module.ahead) await ahead;
-      await build(module, note);
-    });
-    writeFileSync(stampOf(module), print);
-  }
+  // Before the build: a source that changes meanwhile is built again next time.
+  const stale = modulesOf(parts)
+    .map((module) => ({ module, print: fingerprint(module) }))
+    .filter(({ module, print }) => !isCurrent(module, print))
+    .sort((a, b) => Number('ahead' in b.module) - Number('ahead' in a.module)); // the longest ones first
+  if (stale.length === 0) return;
+  const ninja = ['ninja', '-j', stale.length > 1 ? halfOfJobs : jobs];
+  await step(`build ${stale.map(({ module }) => module.name).join(', ')}`, async (note) => {
+    const builds = async () => {
+      for (let next = stale.shift(); next !== undefined; next = stale.shift()) {
+        const { module, print } = next;
+        if (module.ahead) await ahead;
+        await build(module, (text) => note(`${module.name}: ${text}`), ninja);
+        writeFileSync(stampOf(module), print);
+      }
+    };
+    // Who fails leaves nothing to begin with, and is told when the other one has ended: no compiler of ours runs on.
+    const ends = await Promise.allSettled([builds(), builds()].map((one) => one.finally(() => stale.splice(0))));
+    for (const { reason } of ends) if (reason !== undefined) throw reason;
+  });
 }
 
 /** One line for people where something of the CUDA backend is wanted and cannot be built; '' where all is well. */
