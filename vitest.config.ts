@@ -47,7 +47,11 @@ export default defineConfig({
           globalSetup: ['scripts/lib/programs.mjs'],
           testTimeout: 240_000,
           include: ['{packages,services,bench,test}/**/*.slow.test.ts'],
-          exclude: ['**/node_modules/**'],
+          // KVTIER_TEST_WITHOUT: what scripts/test.mjs runs beside the others.
+          exclude: [
+            '**/node_modules/**',
+            ...(process.env.KVTIER_TEST_WITHOUT ? [process.env.KVTIER_TEST_WITHOUT] : []),
+          ],
           // Two at a time: they mostly wait for servers, deaths and starts.
           maxWorkers: 2,
           sequence: { groupOrder: 1 },

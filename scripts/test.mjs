@@ -2,14 +2,17 @@
  * npm test: set-up, every check, every test (quick and slow). Ends with one line: "N passed, N failed, N skipped".
  * `npm test -- PATH` runs the tests of a path only, without the checks.
  *
- * Where there is no GPU the CUDA backend is compiled all the same, to show that it does: beside the tests, which mostly wait.
+ * Where there is no GPU the CUDA backend is compiled all the same, to show that it does. This, and the simulations, which have a time of their own,
+ * run beside the slow tests: these wait for servers, deaths and starts, and leave a part of each core free.
  */
 import { runChecks } from './lib/checks.mjs';
 import { script } from './lib/command.mjs';
 import { compileBeside, cudaGap, hasGpu } from './lib/native.mjs';
 import { testPackages } from './lib/system.mjs';
-import { closingLine, runVitest } from './lib/vitest.mjs';
+import { closingLine, runVitest, runVitestBeside, together } from './lib/vitest.mjs';
 import { setup } from './setup.mjs';
+
+const simulations = 'test/sim/**/*.slow.test.ts';
 
 await script(async (args) => {
   const parts = ['npm', 'native', 'cuda-emulated'];
@@ -17,7 +20,7 @@ await script(async (args) => {
   if (!hasGpu() && cudaGap(['cuda'])) process.stdout.write(`skipped: ${cudaGap(['cuda'])}\n`);
   const compiled = hasGpu() || args.length > 0 ? '' : compileBeside(['cuda']);
   let failed = args.length === 0 ? await runChecks() : 0;
-  const tests = await runVitest(['quick', 'slow'], args);
+  const tests = await (args.length > 0 ? runVitest(['quick', 'slow'], args) : everything());
   const complaint = await compiled;
   if (complaint !== '') {
     process.stdout.write(`FAILED  the CUDA backend does not compile:\n${complaint}\n`);
@@ -26,3 +29,12 @@ await script(async (args) => {
   closingLine({ ...tests, failed: tests.failed + failed });
   return tests.code || (failed > 0 ? 1 : 0);
 });
+
+async function everything() {
+  const quick = await runVitest(['quick'], []);
+  const slow = await Promise.all([
+    runVitest(['slow'], [], { without: simulations }),
+    runVitestBeside(['slow'], ['test/sim', '--testTimeout=900000']), // they get what the others leave
+  ]);
+  return [quick, ...slow].reduce(together);
+}

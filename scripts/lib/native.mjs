@@ -9,6 +9,7 @@ import { availableParallelism } from 'node:os';
 import { join, relative } from 'node:path';
 import { command, onPath, root } from './command.mjs';
 import { step } from './progress.mjs';
+import { keepPtxas, kernelSources, ptxasFile } from './ptxas.mjs';
 
 /** The executor includes headers of the data plane: both folders count for both. */
 const sources = ['packages/base/data-plane/cc', 'packages/engine/executor/cc'];
@@ -17,7 +18,10 @@ const withCuda = [...sources, 'packages/engine/cuda'];
 export const hasNvcc = () => onPath('nvcc');
 export const hasGpu = () => existsSync('/dev/nvidia0') || onPath('nvidia-smi');
 
-/** `part`: what `setup` is asked for; `files`: what the build must leave; `targets`: of it, default all; `ahead`: those of its targets that need no npm packages. */
+/**
+ * `part`: what `setup` is asked for; `files`: what the build must leave; `targets`: of it, default all; `ahead`: those of its targets that need no npm
+ * packages; `said`: where it leaves what ptxas said of kernels.
+ */
 const modules = [
   {
     part: 'native',
@@ -63,15 +67,11 @@ const modules = [
     source: 'packages/engine/cuda',
     build: 'build/cuda',
     // Without a GPU it is only to compile and link: one architecture of the three shows that, and the smallest program that has all of it but
-    // checks, which the emulator compiles. Nothing is optimised (a build type of our own, for which CMake adds no flags; nvcc optimises device code
-    // unless it is told not to).
+    // checks, which the emulator compiles. A build type of our own: host code is not optimised, device code where what ptxas says of it is wanted.
     options: hasGpu()
       ? ['-UCMAKE_CUDA_ARCHITECTURES', '-DCMAKE_BUILD_TYPE=Release']
-      : [
-          '-DCMAKE_CUDA_ARCHITECTURES=90a-real',
-          '-DCMAKE_BUILD_TYPE=Check',
-          '-DCMAKE_CUDA_FLAGS_CHECK=-Xcicc=-O0 -Xptxas=-O0',
-        ],
+      : ['-DCMAKE_CUDA_ARCHITECTURES=90a-real', '-DCMAKE_BUILD_TYPE=Check'],
+    said: hasGpu() ? undefined : { folder: 'CMakeFiles/kvtier_cuda_core.dir/kernels', architecture: 'sm_90a' },
     targets: hasGpu() ? [] : ['runtime_check'],
     files: ['runtime_check', ...(hasGpu() ? ['kernel_check', 'kernel_bench', 'kvtier_cuda.node'] : [])],
     sources: withCuda,
@@ -134,6 +134,7 @@ export function nativeIsCurrent(parts) {
 }
 
 const jobs = String(availableParallelism());
+const halfOfJobs = String(Math.ceil(availableParallelism() / 2));
 const atLowestPriority = ['nice', '-n', '19', 'ninja', '-j', jobs];
 
 /**
@@ -147,19 +148,32 @@ export async function buildAhead(parts) {
 }
 
 /**
+ * Two at a time, each with half of the cores: what begins a build (headers that are compiled first) and what ends it (the linker) has no use for
+ * more than one.
  * @param {readonly string[]} parts of `native`, `cuda-emulated`, `cuda`
  * @param {Promise<void>} ahead what `buildAhead` has begun with
  */
 export async function ensureNative(parts, ahead = Promise.resolve()) {
-  for (const module of modulesOf(parts)) {
-    const print = fingerprint(module); // before the build: a source that changes meanwhile is built again next time
-    if (isCurrent(module, print)) continue;
-    await step(`build ${module.name}`, async (note) => {
-      if (module.ahead) await ahead;
-      await build(module, note);
-    });
-    writeFileSync(stampOf(module), print);
-  }
+  // Before the build: a source that changes meanwhile is built again next time.
+  const stale = modulesOf(parts)
+    .map((module) => ({ module, print: fingerprint(module) }))
+    .filter(({ module, print }) => !isCurrent(module, print))
+    .sort((a, b) => Number('ahead' in b.module) - Number('ahead' in a.module)); // the longest ones first
+  if (stale.length === 0) return;
+  const ninja = ['ninja', '-j', stale.length > 1 ? halfOfJobs : jobs];
+  await step(`build ${stale.map(({ module }) => module.name).join(', ')}`, async (note) => {
+    const builds = async () => {
+      for (let next = stale.shift(); next !== undefined; next = stale.shift()) {
+        const { module, print } = next;
+        if (module.ahead) await ahead;
+        await build(module, (text) => note(`${module.name}: ${text}`), ninja);
+        writeFileSync(stampOf(module), print);
+      }
+    };
+    // Who fails leaves nothing to begin with, and is told when the other one has ended: no compiler of ours runs on.
+    const ends = await Promise.allSettled([builds(), builds()].map((one) => one.finally(() => stale.splice(0))));
+    for (const { reason } of ends) if (reason !== undefined) throw reason;
+  });
 }
 
 /** One line for people where something of the CUDA backend is wanted and cannot be built; '' where all is well. */
@@ -202,6 +216,14 @@ async function build(module, note, [ninja, ...flags] = ['ninja', '-j', jobs]) {
     rmSync(target, { recursive: true });
   }
   mkdirSync(target, { recursive: true });
+  // Named by what lies there before the build, as its stamp is.
+  const said = module.said ? kernelSources().map((source) => [source, keptAs(source, module.said.architecture)]) : [];
   await command('cmake', ['-S', source, '-B', target, '-G', 'Ninja', ...(module.options ?? [])], { note });
   await command(ninja, [...flags, '-C', target, ...(module.targets ?? [])], { note });
+  for (const [source, file] of said) {
+    const text = join(target, module.said.folder, `${source}.o.said`);
+    if (existsSync(text)) keepPtxas(file, readFileSync(text, 'utf8'));
+  }
 }
+
+const keptAs = (source, architecture) => ptxasFile(source, architecture, versionOf('nvcc'));

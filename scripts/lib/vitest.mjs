@@ -5,21 +5,21 @@
 import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { foreground, root } from './command.mjs';
+import { beside, foreground, root } from './command.mjs';
 
 /**
  * @param {readonly string[]} projects
  * @param {readonly string[]} args further arguments for vitest: paths, -t NAME
+ * @param {{by?: typeof foreground, without?: string}} options `by`: how vitest is run; `without`: slow test files that are left out, a pattern
  * @returns {Promise<{code: number, passed: number, failed: number, skipped: string[], flaky: string[]}>} `flaky`: passed only
  *   at their second attempt
  */
-export async function runVitest(projects, args) {
+export async function runVitest(projects, args, { by = foreground, without = '' } = {}) {
   const folder = mkdtempSync(join(tmpdir(), 'kvtier-test-'));
   try {
     const report = join(folder, 'report.json');
     const flakyReport = join(folder, 'flaky');
-    process.env.KVTIER_FLAKY_REPORT = flakyReport;
-    const code = await foreground(process.execPath, [
+    const command = [
       join(root, 'node_modules/vitest/vitest.mjs'),
       'run',
       ...projects.flatMap((project) => ['--project', project]),
@@ -28,7 +28,9 @@ export async function runVitest(projects, args) {
       `--reporter=${join(root, 'scripts/lib/flaky-reporter.mjs')}`,
       `--outputFile.json=${report}`,
       ...args,
-    ]);
+    ];
+    const env = { ...process.env, KVTIER_FLAKY_REPORT: flakyReport, KVTIER_TEST_WITHOUT: without };
+    const code = await by(process.execPath, command, { env });
     const flaky = existsSync(flakyReport) ? readFileSync(flakyReport, 'utf8').trim().split('\n') : [];
     const counts = { code, passed: 0, failed: 0, skipped: [], flaky };
     let files;
@@ -63,6 +65,22 @@ export function within(folder, args) {
   const files = names.map((name) => (name.startsWith(`${folder}/`) ? name : `${folder}/${name}`));
   return [...(files.length > 0 ? files : [folder]), ...args.slice(names.length)];
 }
+
+/**
+ * Runs vitest at the lowest priority beside another run of it: for what only computes. What it says comes at its end.
+ * @param {readonly string[]} projects
+ * @param {readonly string[]} args
+ */
+export const runVitestBeside = (projects, args) => runVitest(projects, args, { by: beside });
+
+/** What two runs came to. */
+export const together = (a, b) => ({
+  code: a.code || b.code,
+  passed: a.passed + b.passed,
+  failed: a.failed + b.failed,
+  skipped: [...a.skipped, ...b.skipped],
+  flaky: [...a.flaky, ...b.flaky],
+});
 
 /** Prints what was flaky or skipped and, as the very last line, the counts that CI reads. */
 export function closingLine({ passed, failed, skipped, flaky }) {

@@ -7,40 +7,22 @@
  * What is left, the test's own all the same, is named with its reason in own-turns.ts.
  */
 import { appendFileSync } from 'node:fs';
-import { Session } from 'node:inspector';
 import { native } from '@kvtier/data-plane';
-import { afterAll, afterEach, beforeAll, beforeEach } from 'vitest';
+import { afterEach, beforeAll, beforeEach } from 'vitest';
 import { isNamedTurn } from './own-turns.ts';
-import { type ProductRun, type Profile, productRuns } from './turn-profile.ts';
+import { type ProductRun, productRuns } from './turn-profile.ts';
+import { takeSamples } from './turn-samples.ts';
 
 const limitMs = 50;
-const sampleUs = 2_000;
 /** A file to which all long turns are appended instead of failing their tests: for a survey. */
 const report = process.env.KVTIER_TURNS_REPORT;
 const root = new URL('../..', import.meta.url).pathname;
 
 /** Of before any test that exchanges it. */
 const realSetImmediate = setImmediate;
-const session = new Session();
-
-function post<T>(method: string, params: object = {}): T {
-  let result: unknown;
-  let failure: Error | null = null;
-  session.post(method, params, (error, value) => {
-    failure = error;
-    result = value;
-  });
-  if (failure) throw failure;
-  return result as T;
-}
-
 beforeAll(() => {
-  session.connect();
-  post('Profiler.enable');
-  post('Profiler.setSamplingInterval', { interval: sampleUs });
-  post('Profiler.start');
+  takeSamples(); // those of the file before
 });
-afterAll(() => session.disconnect());
 
 beforeEach(() => native.watchTurns());
 
@@ -49,8 +31,7 @@ afterEach(async ({ task }) => {
   for (let turn = 0; turn < 2; turn++) await new Promise((resolve) => realSetImmediate(resolve));
   const { rows } = native.turnsSeen();
   if (rows.length === 0) return;
-  const { profile } = post<{ profile: Profile }>('Profiler.stop');
-  post('Profiler.start');
+  const profile = takeSamples();
   const runs: ProductRun[] = [];
   for (let row = 0; row < rows.length; row += 3) {
     const [beganMs, endedMs, cpuMs] = rows.subarray(row, row + 3) as unknown as [number, number, number];

@@ -45,25 +45,26 @@ it.each(['slow prefill, 1 Gbit/s', 'fast prefill, 1 Gbit/s'])(
   'more requests keep both targets: %s',
   { timeout: 400_000 },
   async (name) => {
-    const { seeds, ...shape } = shapes[name]!;
+    const { seeds: all, ...shape } = shapes[name]!;
+    const seeds = all.slice(0, all.length / 2); // more than a third is there to see with half of them
     const [apart, combined] = [await goodputOf(shape, 'predicted', seeds), await goodputOf(shape, 'combined', seeds)];
     expect(apart / combined, `${apart} beside ${combined} a second`).toBeGreaterThan(1.3);
   },
 );
 
 /** Where one of the two simple rules is nearly best, each in its way. */
-const plain: Record<string, Shape & { readonly least?: number }> = {
+const plain: Record<string, Shape & { readonly least?: number; readonly seeds?: readonly number[] }> = {
   'short prompts': { ...fast, promptTokens: 96 },
   // Always is better here, by 0.04: a first token that comes soon weighs more than what streams wait.
   'short prompts, a slow machine': { ...slow, promptTokens: 96, least: 0.95 },
-  'a slow link': { ...fast, linkBlocksPerS: gbit / 10 },
-  'little to do': { ...fast, load: 0.1 },
-  'very long prompts': { ...fast, promptTokens: 8_000, ttftMs: 5_000 },
+  // Much better than any other rule: one load shows it.
+  'a slow link': { ...fast, linkBlocksPerS: gbit / 10, seeds: [1] },
+  'little to do': { ...fast, load: 0.1, seeds: [1] },
+  'very long prompts': { ...fast, promptTokens: 8_000, ttftMs: 5_000, seeds: [1] },
   'a target that everybody keeps': { ...fast, itlMs: 150 },
 };
 it.each(Object.keys(plain))('no other rule is better: %s', { timeout: 400_000 }, async (name) => {
-  const { least = 0.97, ...shape } = plain[name]!;
-  const seeds = [1, 2];
+  const { least = 0.97, seeds = [1, 2], ...shape } = plain[name]!;
   const wholeOf = async (way: Parameters<typeof played>[1]): Promise<number> =>
     figuresOf(shape, await played(shape, way, seeds)).wholeMs;
   const means = {

@@ -2,11 +2,8 @@
  * How our programs are started: from the bundle that the set-up makes of each (scripts/lib/programs.mjs), which starts in a
  * third of the time, while no source has changed since; else from the sources themselves, through tsx.
  */
-import { readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
-
-const here = fileURLToPath(new URL('../../..', import.meta.url)).replace(/\/$/, '');
+import { bundleOf, checkout } from '@kvtier/telemetry';
 
 const programs = {
   kvtier: { bundle: 'cli/kvtier.mjs', source: 'packages/cli/src/kvtier.ts' },
@@ -29,29 +26,10 @@ export const started = (name: Program): string[] => [
 ];
 
 /** What comes after `node` and its own flags, and before the program's arguments. `root`: the checkout. */
-export function program(name: Program, root = here): string[] {
+export function program(name: Program, root = checkout): string[] {
   const { bundle, source } = programs[name];
-  return bundlesAreCurrent(root)
-    ? ['--enable-source-maps', join(root, 'build/programs', bundle)]
+  const made = bundleOf(bundle, root);
+  return made !== undefined
+    ? ['--enable-source-maps', made]
     : ['--import', import.meta.resolve('tsx'), join(root, source)];
-}
-
-/** About 500 files are looked at: 3 ms. */
-function bundlesAreCurrent(root: string): boolean {
-  try {
-    const made = JSON.parse(readFileSync(join(root, 'build/programs/inputs.json'), 'utf8')) as {
-      /** null: carried here without sources (scripts/lib/packed-system.mjs), so none can have changed. */
-      readonly root: string | null;
-      readonly inputs: Readonly<Record<string, string>>;
-    };
-    return (
-      (made.root === root || made.root === null) &&
-      Object.entries(made.inputs).every(([path, state]) => {
-        const { size, mtimeMs } = statSync(join(root, path));
-        return `${size} ${mtimeMs}` === state;
-      })
-    );
-  } catch {
-    return false; // none yet, or a source has gone
-  }
 }

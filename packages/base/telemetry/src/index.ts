@@ -1,3 +1,4 @@
+export { bundleOf, checkout } from './bundles.ts';
 export { LineSink, stderrSink } from './line-sink.ts';
 export { createLogger, type Logger } from './log.ts';
 export { refusedRenewals, tellRenewed } from './renewed.ts';

@@ -13,6 +13,7 @@
 import { Worker } from 'node:worker_threads';
 import { KvError } from '@kvtier/errors';
 import { keepFolds } from '@kvtier/kv-index';
+import { bundleOf } from '@kvtier/telemetry';
 import { TokenTable, type TokenTableParts } from './detokenizer.ts';
 import { HttpError } from './errors.ts';
 import { idsAtOnce } from './ids-at-once.ts';
@@ -82,7 +83,7 @@ const startMs = 60_000;
 /** More jobs are refused. */
 const maxWaiting = 4_096;
 const threadProgram = new URL('./text-thread.ts', import.meta.url); // JavaScript in a bundle (scripts/lib/programs.mjs)
-/** A thread does not inherit what reads TypeScript: it begins with that. */
+/** A thread does not inherit what reads TypeScript: it begins with that, and a second of a CPU goes into it. */
 const fromSource = (): URL =>
   new URL(
     `data:text/javascript,${encodeURIComponent(
@@ -91,7 +92,11 @@ const fromSource = (): URL =>
        await import(${JSON.stringify(threadProgram.href)});`,
     )}`,
   );
-const threadEntry = threadProgram.pathname.endsWith('.ts') ? fromSource() : threadProgram;
+function entryOf(): URL | string {
+  if (!threadProgram.pathname.endsWith('.ts')) return threadProgram;
+  return bundleOf('threads/text-thread.mjs') ?? fromSource();
+}
+const threadEntry = entryOf();
 
 interface Waiting {
   readonly job: TextJob;

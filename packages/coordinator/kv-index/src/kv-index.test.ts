@@ -181,7 +181,7 @@ describe('the KV index', () => {
           index.checkIntegrity();
         },
       ),
-      { numRuns: 300 },
+      { numRuns: 150 },
     );
   });
 

@@ -2,18 +2,22 @@
  * What ptxas says of every kernel: registers that do not fit are spilled to memory, and a kernel at the memory's speed pays for each
  * byte. Needs nvcc and no GPU. For sm_90a (H100, H200) always, half a minute of a core; for sm_80, too, and for the f16 twins of
  * templates whose bf16 is compiled already, by `npm run test:gpu` and KVTIER_PTXAS=1: two minutes in all. A kernel file's answer is kept
- * in `build/ptxas` until it, or a header beside it, changes.
+ * in `build/ptxas` until it, or a header beside it, changes; `npm test`, which compiles these files anyhow, keeps it there.
  */
 import { execFile, execFileSync } from 'node:child_process';
-import { createHash } from 'node:crypto';
-import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
-import { dirname, join } from 'node:path';
+import { existsSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { describe, expect, it } from 'vitest';
 
 const cuda = fileURLToPath(new URL('../../cuda', import.meta.url));
-const kept = fileURLToPath(new URL('../../../../build/ptxas', import.meta.url));
+const script = new URL('../../../../scripts/lib/ptxas.mjs', import.meta.url).href;
+const { kernelSources, keepPtxas, ptxasFile } = (await import(script)) as {
+  kernelSources: () => string[];
+  keepPtxas: (file: string, said: string) => void;
+  ptxasFile: (source: string, architecture: string, nvcc: string) => string;
+};
 const include = ['../executor/cc', '../../base/data-plane/cc'].flatMap((path) => ['-I', join(cuda, path)]);
 /** nvcc takes a core for 1 to 13 s a file; on a busy machine many times that. */
 const deadlineMs = 900_000;
@@ -32,26 +36,10 @@ const nvcc = ((): string | undefined => {
   }
 })();
 
-const sources = readdirSync(join(cuda, 'kernels')).filter((file) => file.endsWith('.cu'));
-
-/** The file and what it includes of ours, each once. */
-function readWhole(file: string, seen: Map<string, string>): Map<string, string> {
-  if (seen.has(file) || !existsSync(file)) return seen;
-  const text = readFileSync(file, 'utf8');
-  seen.set(file, text);
-  for (const [, name] of text.matchAll(/^#include "(.+)"/gm)) readWhole(join(dirname(file), name!), seen);
-  return seen;
-}
-
-/** Of one source, what it includes, and nvcc. */
-function keyOf(source: string, architecture: string): string {
-  const hash = createHash('sha256').update(`${nvcc}\n${architecture}\n`);
-  for (const text of readWhole(join(cuda, 'kernels', source), new Map()).values()) hash.update(text);
-  return hash.digest('hex').slice(0, 32);
-}
+const sources = kernelSources();
 
 async function said(source: string, architecture: string): Promise<string> {
-  const file = join(kept, `${source}-${architecture}-${keyOf(source, architecture)}.txt`);
+  const file = ptxasFile(source, architecture, nvcc!);
   if (existsSync(file)) return readFileSync(file, 'utf8');
   const target = `arch=${architecture.replace('sm', 'compute')},code=${architecture}`;
   const flags = [
@@ -70,8 +58,7 @@ async function said(source: string, architecture: string): Promise<string> {
     timeout: deadlineMs,
     maxBuffer: 16 << 20,
   });
-  mkdirSync(kept, { recursive: true });
-  writeFileSync(file, stderr);
+  keepPtxas(file, stderr);
   return stderr;
 }
 

@@ -152,7 +152,7 @@ describe.each<[string, Setting]>([
           kv.checkIntegrity();
         }
       }),
-      { numRuns: 200 },
+      { numRuns: 100 },
     );
     expect(refused).toBeGreaterThan(50);
 

@@ -285,6 +285,6 @@ it('answers right, holds right, ends every wait, frees all on both sides, and ne
       for (const { rig } of sides) rig.engine.close().then(() => closed++, expect.unreachable);
       await world.until(() => closed === 2);
     }),
-    { examples: [[lateLoads]], numRuns: Number(process.env.KVTIER_PROPERTY_RUNS ?? 150) },
+    { examples: [[lateLoads]], numRuns: Number(process.env.KVTIER_PROPERTY_RUNS ?? 75) },
   );
 }, 600_000);

@@ -180,7 +180,7 @@ it('answers right, holds right, frees all, and never hangs', async () => {
       await rig.world.until(() => closed);
     }),
     {
-      numRuns: Number(process.env.KVTIER_PROPERTY_RUNS ?? 300),
+      numRuns: Number(process.env.KVTIER_PROPERTY_RUNS ?? 150),
       examples: [[abortedWhileItImports], [abortedWhileItImportsLess]],
     },
   );

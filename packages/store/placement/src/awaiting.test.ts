@@ -487,7 +487,7 @@ it('a random life: every load has what was there, is told of it at once, and end
       expect(oracle.bench.store.stats().counters['arena.pinned_blocks']).toBe(0);
       for (const [reason, count] of Object.entries(oracle.seen)) seen[reason] = (seen[reason] ?? 0) + count;
     }),
-    { numRuns: 150, seed: Number(process.env.KVTIER_SEED ?? 1) },
+    { numRuns: 75, seed: Number(process.env.KVTIER_SEED ?? 1) },
   );
   if (process.env.KVTIER_SEED !== undefined) return;
   expect(Object.keys(seen)).toEqual(expect.arrayContaining(['', 'deadline', 'awaited', 'open']));

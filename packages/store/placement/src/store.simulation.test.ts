@@ -381,7 +381,7 @@ it('a random life keeps every invariant, and everything comes back at its end', 
         invariant(bench.store.stats().counters['arena.pinned_blocks'] === 0, 'a pin was left');
       },
     ),
-    { numRuns: 320, seed: Number(process.env.KVTIER_SEED ?? 1) },
+    { numRuns: 160, seed: Number(process.env.KVTIER_SEED ?? 1) },
   );
   // The lives were worth living: every path was taken.
   if (process.env.KVTIER_SEED !== undefined) return;

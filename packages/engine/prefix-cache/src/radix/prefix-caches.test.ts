@@ -202,7 +202,7 @@ it('finds what the naive prefixes find, with either structure, on random schedul
         }
       },
     ),
-    { numRuns: Number(process.env.KVTIER_PROPERTY_RUNS ?? 1000) },
+    { numRuns: Number(process.env.KVTIER_PROPERTY_RUNS ?? 500) },
   );
 }, 600_000);
 
