@@ -128,7 +128,7 @@ export class LateBinding<T> {
           held.hasPaid = true;
           const { blocks } = held.known[best]!.match;
           const priceS = look.moreWorkS(held, idle, best);
-          if (this.#rents.pays(held.request.keys, blocks, rentS, priceS)) best = idle;
+          if (this.#rents.pays(held.request.keys, blocks, rentS, priceS, nowMs)) best = idle;
         }
       }
       const open = look.roomBeside(held, best, random);
