@@ -2,7 +2,15 @@
  * One model's workers, as the policy sees them: a state object a worker, filled again for every decision and never made anew.
  */
 import { maxMedia } from '@kvtier/kv-index';
-import { LateBinding, type LateBindingOptions, type Policy, type PolicyName, policies } from '@kvtier/routing';
+import {
+  aheadS,
+  LateBinding,
+  type LateBindingOptions,
+  opensAtS,
+  type Policy,
+  type PolicyName,
+  policies,
+} from '@kvtier/routing';
 import type { Pending } from './pending.ts';
 import type { Held, Holdings, Workers } from './ports.ts';
 
@@ -115,8 +123,8 @@ export class Lane {
   /** Some worker has less ahead than it needs to stay busy. After `refresh`. */
   get isOpen(): boolean {
     for (let i = 0; i < this.numbers.length; i++) {
-      const { tokensAhead, prefillTokensPerS, loadAheadS } = this.#states[i]!;
-      if (Math.max(tokensAhead / prefillTokensPerS, loadAheadS) < this.#openS) return true;
+      const state = this.#states[i]!;
+      if (aheadS(state) <= opensAtS(state, this.#openS)) return true;
     }
     return false;
   }

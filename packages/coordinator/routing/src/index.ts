@@ -21,8 +21,8 @@ export {
   type LateBindingOptions,
   lateBindingDefaults,
 } from './late-binding.ts';
-export type { StatesFor } from './look.ts';
-export { bringSecondsOf, computedTokensOf, costOf, roomS, workS } from './policies/predicted.ts';
+export { opensAtS, type StatesFor } from './look.ts';
+export { aheadS, bringSecondsOf, computedTokensOf, costOf, roomS, workS } from './policies/predicted.ts';
 export type { Policy, Random, RoutedRequest, WorkerState } from './policy.ts';
 
 /** By the names that configuration gives them. */

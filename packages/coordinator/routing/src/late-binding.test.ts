@@ -43,8 +43,42 @@ describe('late binding', () => {
   it('holds requests while all workers have enough to do', () => {
     const late = new LateBinding<string>();
     late.add('a', request(100), 0, 100);
-    expect(late.take(() => [state(200), state(300)], 0, chance)).toBe(undefined);
-    expect(late.take(() => [state(199), state(300)], 10, chance)).toMatchObject({ item: 'a', worker: 0 });
+    expect(late.take(() => [state(201), state(300)], 0, chance)).toBe(undefined);
+    expect(late.take(() => [state(200), state(300)], 10, chance)).toMatchObject({ item: 'a', worker: 0 });
+  });
+
+  it.each([
+    ['what a step computes, and a fortieth', 80, 82],
+    ['what it has done before a message comes, where steps are shorter than that', 10, 50],
+    ['no more than its limit, where steps are longer', 1_000, 200],
+  ])('a worker has enough to do with %s', (_what, maxStepTokens, enough) => {
+    const late = new LateBinding<string>();
+    late.add('a', request(100), 0, 100);
+    const at = (tokens: number) => (): WorkerState[] => [{ ...state(tokens), maxStepTokens }];
+    expect(late.take(at(enough + 1), 0, chance)).toBe(undefined);
+    expect(late.take(at(enough), 1, chance)).toMatchObject({ item: 'a', worker: 0 });
+  });
+
+  it('gives a worker nothing more once nobody comes and its answer would run on alone, but to who can go nowhere else', () => {
+    const late = new LateBinding<string>();
+    const loads = [0, 1, 2, 3].map((number) => ({ ...state(0, number === 0 ? 10 : 0), running: 1 }));
+    for (let i = 0; i < 20; i++) {
+      late.add(`${i}`, { ...request(10), maxTokens: i === 0 ? 1_000 : 1 }, i, 10);
+      expect(late.take(() => (i === 0 ? loads.slice(0, 1) : loads), i, chance)!.item).toBe(`${i}`);
+    }
+    // It holds half of this one. While others come, that decides; and ten times as long as it takes until one comes is not over yet.
+    const held = { ...request(320), keys: Int32Array.from({ length: 40 }, (_, at) => at) };
+    late.add('while they come', held, 20, 160);
+    expect(late.take(() => loads, 25, chance)!.worker).toBe(0);
+    late.add('the last', held, 25, 160);
+    expect(late.take(() => loads, 1_000, chance)!.worker).toBeGreaterThan(0);
+    late.add('only there', held, 1_000, 160);
+    late.add('while it runs', held, 1_001, 160);
+    expect(late.take(() => loads.slice(0, 1), 3_000, chance)!.worker).toBe(0);
+    expect(late.take(() => loads, 3_000, chance)!.worker).toBeGreaterThan(0);
+    late.left(0);
+    late.add('another worker by now', { ...held, keys: held.keys.map((key) => -key) }, 1_002, 160);
+    expect(late.take(() => loads, 3_500, chance)!.worker).toBe(0);
   });
 
   it('lets short ones pass long ones, and long ones wait no longer than their length justifies', () => {
@@ -290,7 +324,7 @@ describe('late binding', () => {
     const states = (): WorkerState[] => ahead.map((tokens) => state(tokens, 0, 4));
     late.add('a', { ...request(4_000), keys }, 0, 4_000);
     expect(late.take(states, 0, chance)).toMatchObject({ item: 'a', worker: 0, held: { match: { blocks: 0 } } });
-    ahead[0] = 3_900;
+    ahead[0] = 2_000;
     late.add('b', { ...request(4_010), keys }, 1, 4_010);
     // 4 s, and 2,048 tokens in the first step: before that has ended, it would be admitted beside the first one, and compute the rest, too.
     expect(late.take(states, 2_040, chance)).toBe(undefined);

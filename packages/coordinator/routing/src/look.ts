@@ -67,6 +67,18 @@ function soonHolds({ match, remoteBlocks, remoteMedium }: HeldOfPrompt, blocks: 
   return { match: { blocks, byMedium }, remoteBlocks: Math.max(remoteBlocks - more, 0), remoteMedium, fromMs };
 }
 
+/** What a message takes, and more. */
+const leastOpenS = 0.05;
+/** Full steps: one, and the few tokens that are beside it. */
+const openSteps = 1.025;
+
+/**
+ * Seconds of work that a worker has ahead at most when it gets more, `mostS` or less: what one step computes. So its next step is there before
+ * the last one ends, and what waits can go elsewhere until then.
+ */
+export const opensAtS = ({ maxStepTokens = usualStepTokens, prefillTokensPerS }: WorkerState, mostS: number): number =>
+  Math.min(Math.max((openSteps * maxStepTokens) / prefillTokensPerS, leastOpenS), mostS);
+
 /** One look at those that wait: the workers' loads, and what has been claimed of them. */
 export class Look {
   readonly #openS: number;
@@ -76,6 +88,8 @@ export class Look {
   /** Seconds, of what is computed and of loads. */
   readonly #claims: number[] = [];
   readonly #loadClaims: number[] = [];
+  /** Workers that get nothing more. */
+  #left: readonly number[] = [];
 
   constructor(openS: number, waiting: number, nowMs: number) {
     this.#nowMs = nowMs;
@@ -89,9 +103,14 @@ export class Look {
     return true;
   }
 
+  /** These workers get nothing more, but of who may have no others. */
+  leave(workers: readonly number[]): void {
+    this.#left = workers;
+  }
+
   /** Some worker has time for it; whether it has room is seen later. */
   mayOpen({ workers }: Held<unknown>): boolean {
-    for (const worker of workers) if (this.#hasTime(worker)) return true;
+    for (const worker of this.#notLeft(workers)) if (this.#hasTime(worker)) return true;
     return false;
   }
 
@@ -105,7 +124,7 @@ export class Look {
   /** The worker that serves it soonest. There is one. */
   best({ request, workers, known }: Held<unknown>, random: Random): number {
     const { atWorkers, all } = this.#crowd(workers);
-    return leastBy(workers, random, (worker) => {
+    return leastBy(this.#notLeft(workers), random, (worker) => {
       const load = this.loads[worker]!;
       const claimed = this.#claims[worker] ?? 0;
       const claimedLoad = this.#loadClaims[worker] ?? 0;
@@ -119,7 +138,7 @@ export class Look {
   idleBeside({ request, workers, known }: Held<unknown>, best: number, random: Random): number | undefined {
     if (known[best]!.match.blocks === 0) return undefined;
     let found = false;
-    const idle = leastBy(workers, random, (worker) => {
+    const idle = leastBy(this.#notLeft(workers), random, (worker) => {
       const load = this.loads[worker]!;
       if (worker === best || this.aheadS(worker) > 0 || roomS(request, load) > 0) return Number.POSITIVE_INFINITY;
       found = true;
@@ -136,7 +155,7 @@ export class Look {
     const { request, workers, known } = held;
     if (!this.#hasTime(best) || roomS(request, this.loads[best]!) === 0) return undefined;
     let found = false;
-    const open = leastBy(workers, random, (worker) => {
+    const open = leastBy(this.#notLeft(workers), random, (worker) => {
       if (!this.isOpen(held, worker)) return Number.POSITIVE_INFINITY;
       found = true;
       return costOf(request, this.loads[worker]!, 0, 0, 1, known[worker]!);
@@ -166,7 +185,8 @@ export class Look {
   closedS({ workers }: Held<unknown>, worker: number): number {
     if (workers.length === 1) return 0;
     let soonest = Number.POSITIVE_INFINITY;
-    for (const other of workers) if (other !== worker) soonest = Math.min(soonest, this.aheadS(other) - this.#openS);
+    for (const other of workers)
+      if (other !== worker) soonest = Math.min(soonest, this.aheadS(other) - opensAtS(this.loads[other]!, this.#openS));
     return Math.max(soonest, 0);
   }
 
@@ -204,8 +224,15 @@ export class Look {
     return Math.max(computeS, loadAheadS + (this.#loadClaims[worker] ?? 0));
   }
 
+  #notLeft(workers: readonly number[]): readonly number[] {
+    if (this.#left.length === 0) return workers;
+    const others = workers.filter((worker) => !this.#left.includes(worker));
+    return others.length === 0 ? workers : others;
+  }
+
   #hasTime(worker: number): boolean {
-    return this.loads[worker] !== undefined && this.aheadS(worker) < this.#openS;
+    const load = this.loads[worker];
+    return load !== undefined && this.aheadS(worker) <= opensAtS(load, this.#openS);
   }
 
   /** What a second of work costs all: with those that wait at workers, and with those in front of them, too. */

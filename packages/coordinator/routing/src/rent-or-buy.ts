@@ -10,29 +10,48 @@
  * from then on. Rents and prices together are at most twice what they would be, were all that comes known. A prefix that one request
  * asks for, or that nobody waits for, is never bought.
  *
+ * What is bought must pay within a time, as with a ticket that is valid for one (Fleischer 2001): of rents, half is forgotten after
+ *
+ *     half-life = 100 × price
+ *
+ * so that a copy is bought where at least a 140th of the time is waited for its prefix, however large it is. The milliseconds that single
+ * requests wait in the course of minutes say nothing of a crowd now: one of them would pay the whole price, for nobody.
+ *
  * Bounded: of `maxPrefixes` the rents are remembered; who paid last stays.
  */
 import type { Keys } from '@kvtier/kv-index';
 
 const maxPrefixes = 4_096;
+/** Times the price: half of what was paid is forgotten after so long. */
+const halfLife = 100;
+
+interface Paid {
+  readonly seconds: number;
+  readonly atMs: number;
+}
 
 export class RentOrBuy {
-  /** Seconds, by a word of the hash that names the prefix: two that have it in common share what they pay. */
-  readonly #paidS = new Map<number, number>();
+  /** By a word of the hash that names the prefix: two that have it in common share what they pay. */
+  readonly #paid = new Map<number, Paid>();
 
   get prefixes(): number {
-    return this.#paidS.size;
+    return this.#paid.size;
   }
 
   /** A request waits for a holder of its first `blocks` blocks. True: it buys instead. */
-  pays(keys: Keys, blocks: number, rentS: number, priceS: number): boolean {
+  pays(keys: Keys, blocks: number, rentS: number, priceS: number, nowMs: number): boolean {
     const prefix = keys[2 * blocks - 2];
     if (prefix === undefined) return false;
-    const paidS = (this.#paidS.get(prefix) ?? 0) + rentS;
+    const paidS = leftOf(this.#paid.get(prefix), priceS, nowMs) + rentS;
     const buys = paidS >= priceS;
-    this.#paidS.delete(prefix);
-    this.#paidS.set(prefix, buys ? paidS - priceS : paidS);
-    if (this.#paidS.size > maxPrefixes) this.#paidS.delete(this.#paidS.keys().next().value!);
+    this.#paid.delete(prefix);
+    this.#paid.set(prefix, { seconds: buys ? paidS - priceS : paidS, atMs: nowMs });
+    if (this.#paid.size > maxPrefixes) this.#paid.delete(this.#paid.keys().next().value!);
     return buys;
   }
+}
+
+function leftOf(paid: Paid | undefined, priceS: number, nowMs: number): number {
+  if (paid === undefined || priceS <= 0) return 0;
+  return paid.seconds * 2 ** ((paid.atMs - nowMs) / 1000 / (halfLife * priceS));
 }
