@@ -48,8 +48,8 @@ describe('late binding', () => {
   });
 
   it.each([
-    ['what a step computes, and a fortieth', 80, 82],
-    ['what it has done before a message comes, where steps are shorter than that', 10, 50],
+    ['what a step computes, and a fortieth', 160, 164],
+    ['what keeps it busy between two words of it, where steps are shorter than that', 10, 100],
     ['no more than its limit, where steps are longer', 1_000, 200],
   ])('a worker has enough to do with %s', (_what, maxStepTokens, enough) => {
     const late = new LateBinding<string>();

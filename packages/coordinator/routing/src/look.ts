@@ -67,8 +67,8 @@ function soonHolds({ match, remoteBlocks, remoteMedium }: HeldOfPrompt, blocks: 
   return { match: { blocks, byMedium }, remoteBlocks: Math.max(remoteBlocks - more, 0), remoteMedium, fromMs };
 }
 
-/** What a message takes, and more. */
-const leastOpenS = 0.05;
+/** Loads are told every 20 ms, and stages follow each other: who has less ahead than this runs dry between two words. */
+const leastOpenS = 0.1;
 /** Full steps: one, and the few tokens that are beside it. */
 const openSteps = 1.025;
 
