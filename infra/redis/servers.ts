@@ -238,7 +238,7 @@ export async function startTls(acl: string): Promise<ServerGroup & { caFile: str
 export async function startCluster(masters = 3, replicas = 1, tls?: Certificate): Promise<ServerGroup> {
   const config = [
     'cluster-enabled yes',
-    'cluster-node-timeout 1000',
+    'cluster-node-timeout 15000', // a server that takes longer than that to answer another's first greeting is not asked again
     'cluster-config-file nodes.conf',
     'repl-diskless-sync-delay 0',
   ];
@@ -262,6 +262,7 @@ export async function startCluster(masters = 3, replicas = 1, tls?: Certificate)
     };
     await until(async () => (await Promise.all(servers.map(isWhole))).every(Boolean), 'the cluster');
     await until(async () => (await Promise.all(servers.map(hasReplica))).every(Boolean), 'the replicas');
+    await Promise.all(servers.map((server) => server.cli('config', 'set', 'cluster-node-timeout', '1000')));
   } catch (error) {
     await stop();
     throw error;

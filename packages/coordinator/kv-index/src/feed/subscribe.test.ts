@@ -60,7 +60,9 @@ it('believes who has the key that is known of it, and nobody else', { timeout: 3
     worker(3, { endpoint: 'tcp://192.0.2.1:5557', replayEndpoint: null, topic: '' }),
   ]);
   const held = (): number[] => feed.match(keysOfHashes(packed, 32), [0, 1, 2, 3]).map(({ blocks }) => blocks);
-  await vi.waitUntil(() => warnings.length === 3, { timeout: 20_000, interval: 20 });
+  const warned = (): string[] => warnings.map((line) => line.slice(0, line.indexOf(':'))).sort();
+  const all = ['worker w1', 'worker w2', 'worker w3'];
+  await vi.waitFor(() => expect(warned(), warnings.join('\n')).toEqual(all), { timeout: 20_000, interval: 20 });
   expect(held()).toEqual([1, 0, 0, 0]);
   expect(feed.state().workers.map(({ why }) => why)).toEqual([
     undefined,
