@@ -26,35 +26,29 @@ it('among very long prompts short ones wait no longer than where prefix and queu
   expect(p90(long, 'late', speed)).toBeLessThan(Math.min(...others));
 });
 
-it('prompts that share nothing are done as soon as where each is served in its turn, whoever has the longest answer', () => {
-  const count = 400;
-  const all = Array.from({ length: count }, (_, i) => i);
-  const batch: Trace = {
+/** Prompts that share nothing, one each 5 ms; one of them is longer than the others, or its answer is. */
+function batchWith(longest: { readonly input: number; readonly output: number }): Trace {
+  const all = Array.from({ length: 400 }, (_, i) => i);
+  return {
     ...{ name: 'batch', blockTokens: 64, uniqueBlocks: 0 },
     requests: all.map(() => new Int32Array(0)),
     arrivalsMs: Float64Array.from(all, (i) => 5 * i),
-    // The longest answer comes with the longest prompt.
-    inputTokens: Int32Array.from(all, (i) => (i === 20 ? 16_000 : 2_000 + (i % 7) * 300)),
-    outputTokens: Int32Array.from(all, (i) => (i === 20 ? 2_000 : 100)),
+    inputTokens: Int32Array.from(all, (i) => (i === 20 ? longest.input : 2_000 + (i % 7) * 300)),
+    outputTokens: Int32Array.from(all, (i) => (i === 20 ? longest.output : 100)),
   };
-  const inTurn = simulate(batch, policies['round-robin'](), hardware, 1, 1);
-  expect(simulate(batch, 'late', hardware, 1, 1).makespanS).toBeLessThanOrEqual(inTurn.makespanS);
+}
+const makespanS = (trace: Trace, policy: Parameters<typeof simulate>[1]): number =>
+  simulate(trace, policy, hardware, 1, 1).makespanS;
+
+it('prompts that share nothing are done as soon as where each is served in its turn, whoever has the longest answer', () => {
+  const batch = batchWith({ input: 16_000, output: 2_000 });
+  expect(makespanS(batch, 'late')).toBeLessThanOrEqual(makespanS(batch, policies['round-robin']()));
 });
 
 it('a batch is done sooner than where prompts go to the worker whose answer runs on anyway', () => {
-  const count = 400;
-  const all = Array.from({ length: count }, (_, i) => i);
-  const batch: Trace = {
-    ...{ name: 'batch', blockTokens: 64, uniqueBlocks: 0 },
-    requests: all.map(() => new Int32Array(0)),
-    arrivalsMs: Float64Array.from(all, (i) => 5 * i),
-    inputTokens: Int32Array.from(all, (i) => (i === 20 ? 200 : 2_000 + (i % 7) * 300)),
-    outputTokens: Int32Array.from(all, (i) => (i === 20 ? 1_000 : 100)),
-  };
-  const makespanS = (policy: Parameters<typeof simulate>[1]): number =>
-    simulate(batch, policy, hardware, 1, 1).makespanS;
-  const others = [policies['round-robin'](), policies.sticky(), policies.predicted()].map(makespanS);
-  expect(makespanS('late')).toBeLessThan(0.9 * Math.min(...others));
+  const batch = batchWith({ input: 200, output: 1_000 });
+  const others = [policies['round-robin'](), policies.sticky(), policies.predicted()];
+  expect(makespanS(batch, 'late')).toBeLessThan(0.9 * Math.min(...others.map((policy) => makespanS(batch, policy))));
 });
 
 it.each([
