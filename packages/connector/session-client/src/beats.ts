@@ -3,9 +3,7 @@
  * event loop that goes round.
  */
 import type { NodePulse } from '@kvtier/wire';
-
-/** A turn of the node's event loop that has gone on for so long is a standstill for whoever waits. */
-const longTurnMs = 500;
+import { askAfterMs } from './silence.ts';
 
 export class Beats {
   readonly #nowMs: () => number;
@@ -24,7 +22,8 @@ export class Beats {
     const stillMs = this.pulse?.stillMs();
     if (stillMs === undefined) return;
     this.#stillMs = stillMs;
-    if (stillMs < longTurnMs) this.#beatAtMs = this.#nowMs();
+    // A turn of its event loop that has gone on for so long is a standstill for whoever waits.
+    if (stillMs < askAfterMs) this.#beatAtMs = this.#nowMs();
   }
 
   /** Has it beaten since then? Felt at that time, too: what was beaten before is not told as of later. */

@@ -4,7 +4,7 @@
  * Invariants: each request ends exactly once: with its last answer, at its deadline or when the link ends. At most
  * `maxOutstanding` requests wait for the node. A node that stays silent is left alone: after two deadlines without any
  * frame the link is suspended, nothing more is asked but one probe, and any frame at all lifts it. One whose pulse beats
- * meanwhile is slow: it is probed, and left alone when a deadline passes `silentMs` later without a frame. A node that
+ * meanwhile is slow: it is probed, and left alone when a deadline passes `silentAfterMs` later without a frame. A node that
  * breaks the protocol is disconnected.
  *
  * A request whose deadline passed stays known until the node answers, because a late answer may have to be undone
@@ -23,7 +23,7 @@ import {
   writeFrame,
 } from '@kvtier/wire';
 import { Beats } from './beats.ts';
-import { SilenceWatch } from './silence.ts';
+import { SilenceWatch, silentAfterMs } from './silence.ts';
 import type { Timers } from './timers.ts';
 
 export type ClientBody = NonNullable<ClientFrame['body']>;
@@ -55,7 +55,6 @@ const connectTimeoutMs = 2_000;
 const silencesToSuspend = 2;
 /** A pulse beats every 50 ms: where it has not, so long after a request, the node stands still. */
 const beatenAfterMs = 150;
-const silentMs = 1_200;
 /** A suspended link whose probe is not answered by then is dropped: it may be the connection that is stuck. */
 const probeDeadlineMs = 15_000;
 
@@ -283,7 +282,8 @@ export class SessionLink {
     const nowMs = this.#timers.nowMs();
     if (this.#beats.since(sentAtMs)) {
       // One that beats and says nothing when it is asked costs no more deadlines, either.
-      const isProbed = this.#probe !== undefined && nowMs - Math.max(this.#probedAtMs, this.#heardAtMs) >= silentMs;
+      const isProbed =
+        this.#probe !== undefined && nowMs - Math.max(this.#probedAtMs, this.#heardAtMs) >= silentAfterMs;
       if (isProbed) this.#suspend();
       else this.#askForLife();
       return;

@@ -16,6 +16,8 @@ import type { Timers } from './timers.ts';
 const tickMs = 100;
 const ticksToAsk = 5;
 const ticksToJudge = 12;
+/** After so long without a frame a sign of life is asked for, and after so long it stands still. */
+export const [askAfterMs, silentAfterMs] = [ticksToAsk * tickMs, ticksToJudge * tickMs];
 
 export interface SilenceListener {
   /** Does anything wait for the node? Without it nobody asks. */

@@ -2,7 +2,7 @@
  * The coordinator's queue in front of our own policy: a request is given to a worker when that worker is about to have
  * nothing to do, and not before. While it waits here it can still go anywhere; a request in a worker's own queue cannot.
  *
- *   - A worker is open while it has no more ahead than one step computes, and room for the request.
+ *   - A worker is open while it has no more ahead than one step computes (`opensAtS`), and room for the request.
  *   - Requests are looked at by their response ratio, (waited + needs) ÷ needs, the largest first (HRRN: Brinch Hansen
  *     1971): short ones soon, long ones surely.
  *     An answer counts, too, as far as it slows the worker: where answers are what takes time, nobody is short.

@@ -73,7 +73,7 @@ const leastOpenS = 0.1;
 const openSteps = 1.025;
 
 /**
- * Seconds of work that a worker has ahead at most when it gets more, `mostS` or less: what one step computes. So its next step is there before
+ * Seconds of work that a worker has ahead at most when it gets more, `mostS` or less: what one step computes, and what lasts until the next word of it. So its next step is there before
  * the last one ends, and what waits can go elsewhere until then.
  */
 export const opensAtS = ({ maxStepTokens = usualStepTokens, prefillTokensPerS }: WorkerState, mostS: number): number =>
