@@ -4,6 +4,7 @@
  *   start         from the command to the address, to an attached worker, to the first token
  *   cold, warm    time to first token of the same prompt: computed, from what the engine still has, from the arena, and from the disk after
  *                 every process was killed. Warm answers are equal among each other (docs/gpu.md, "Warm as cold")
+ *   young         warm as well, from the arena: the first of these that programs just started are asked for
  *   decodes       many at once, whose blocks are exported meanwhile, beside the same ones without a tier
  *
  * Each is handed on as it is measured.
@@ -20,6 +21,8 @@ export interface SystemCase {
   readonly promptTokens: number;
   /** Prompts, each asked cold, warm and after a restart. */
   readonly prompts: number;
+  /** Hits after each start that are told as `young` and count for nothing else: V8 compiles our programs while they come. */
+  readonly youngHits: number;
   /** Requests that decode at a time; 0: that part is left out. */
   readonly decodes: number;
   readonly decodeTokens: number;
@@ -27,13 +30,13 @@ export interface SystemCase {
   readonly scratchDir: string;
 }
 
-type Sizes = Pick<SystemCase, 'arenaBytes' | 'diskBytes' | 'prompts' | 'decodes' | 'decodeTokens'>;
+type Sizes = Pick<SystemCase, 'arenaBytes' | 'diskBytes' | 'prompts' | 'youngHits' | 'decodes' | 'decodeTokens'>;
 
 /** Arena and disk hold all prompts. A model that is not counted in billions is there to show that all of it runs. */
 export function sizesOf(model: string): Sizes {
   return /:\d+(\.\d+)?b$/.test(model)
-    ? { arenaBytes: '16GiB', diskBytes: '24GiB', prompts: 4, decodes: 32, decodeTokens: 256 }
-    : { arenaBytes: '256MiB', diskBytes: '512MiB', prompts: 2, decodes: 2, decodeTokens: 32 };
+    ? { arenaBytes: '16GiB', diskBytes: '24GiB', prompts: 4, youngHits: 120, decodes: 32, decodeTokens: 256 }
+    : { arenaBytes: '256MiB', diskBytes: '512MiB', prompts: 2, youngHits: 8, decodes: 2, decodeTokens: 32 };
 }
 
 const startMs = 300_000;
@@ -51,6 +54,7 @@ export async function systemFigures(one: SystemCase, told: (figure: Figure) => v
       const whole = parts.reduce((sum, [, each]) => sum + each, first.ttftMs);
       told(time(`start_${part}_${name}`, ms, 'ms', whole, 'the whole start, to the first token'));
     }
+    const young = await hits(current, prompts[0]!, one.youngHits);
     const times: Record<'cold' | 'engine' | 'arena' | 'disk', number[]> = { cold: [], engine: [], arena: [], disk: [] };
     // One more than is asked for: the first has paid for pages and threads.
     for (const prompt of prompts.slice(1)) {
@@ -68,7 +72,7 @@ export async function systemFigures(one: SystemCase, told: (figure: Figure) => v
     await waitForWriteDown(current.url);
     await current.killAll();
     current = (await start(true, `gpu-${name}`)).system;
-    await ask(current, promptOf(one.promptTokens, one.prompts)); // pages and threads again
+    await hits(current, promptOf(one.promptTokens, one.prompts), one.youngHits); // pages, threads and code again
     for (const prompt of prompts.slice(1)) {
       const warm = await ask(current, prompt);
       if (!warm.tokensByTier.disk) throw new Error(`${name}: nothing came from the disk`);
@@ -79,6 +83,7 @@ export async function systemFigures(one: SystemCase, told: (figure: Figure) => v
     told(time(`ttft_cold_${one.promptTokens}_${name}`, cold, 'ms', cold, 'itself'));
     told(time(`ttft_engine_${one.promptTokens}_${name}`, median(times.engine), 'ms', cold, limit));
     told(time(`ttft_arena_${one.promptTokens}_${name}`, median(times.arena), 'ms', cold, limit));
+    told(time(`ttft_young_${one.promptTokens}_${name}`, median(young.slice(1, 6)), 'ms', cold, `${limit}, later`));
     told(time(`ttft_disk_${one.promptTokens}_${name}`, median(times.disk), 'ms', cold, limit));
     if (one.decodes === 0) return;
     const exporting = await decodeRate(current, one);
@@ -127,6 +132,13 @@ const promptOf = (tokens: number, number: number): number[] =>
 async function ask(system: Launched, prompt: readonly number[]) {
   await resetPrefixCache(system.url);
   return again(system, prompt);
+}
+
+/** Times to first token of one prompt, asked so often. */
+async function hits(system: Launched, prompt: readonly number[], count: number): Promise<number[]> {
+  const times: number[] = [];
+  for (let hit = 0; hit < count; hit++) times.push((await ask(system, prompt)).ttftMs);
+  return times;
 }
 
 /** With what the engine still has of it. */

@@ -12,6 +12,8 @@ import { expectEqual, patient, tell, VllmRig } from './rig.ts';
 const missing = vllmMissing();
 const rounds = Number(process.env.KVTIER_VLLM_ROUNDS ?? 7);
 const lengths = (process.env.KVTIER_VLLM_LENGTHS ?? '1000,2000,4000,8000').split(',').map(Number);
+/** Hits of 1,000 tokens, of each kind, before those that are compared. */
+const warmHits = Number(process.env.KVTIER_VLLM_WARM_HITS ?? 100);
 /** Of each length: of one text there is one first time after a restart, and long ones take long to compute. */
 const textsOf = (length: number): number => (length <= 2_000 ? 3 : 1);
 const bytes = 1 << 29;
@@ -59,20 +61,31 @@ describe.skipIf(missing !== null)('prompts that were computed before, in a real 
     const ask = (name: string, length: number, text: number) =>
       engines.get(name)!.generate([fresh(length * 10 + text, length)], { tokens: 4 });
 
-    /** A prompt of its own, computed and then loaded: what is done for the first time takes longer, whoever does it. */
-    const warm = async (): Promise<void> => {
-      for (const name of names) {
-        const engine = engines.get(name)!;
-        for (let round = 0; round < 4; round++) {
-          await engine.generate([fresh(9, 1_000)], { tokens: 4 });
-          if (round === 0) await engine.settle(1);
+    /**
+     * A prompt of its own, computed and then loaded so many times: what is done for the first time takes longer, whoever does it, and a
+     * node's code is compiled during its first hundred loads. Returns the first tokens' times, by name.
+     */
+    const warm = async (times: number): Promise<Map<string, number[]>> => {
+      const came = new Map(names.map((name) => [name, [] as number[]]));
+      for (let time = 0; time <= times; time++)
+        for (const name of names) {
+          const engine = engines.get(name)!;
+          const run = await engine.generate([fresh(9, 1_000)], { tokens: 4 });
+          if (time === 0) await engine.settle(1);
+          else came.get(name)!.push(firstMs(run));
           await engine.reset();
         }
-      }
+      return came;
     };
 
     await start();
-    await warm();
+    const early = await warm(warmHits);
+    const among = (from: number, to: number): string =>
+      names.map((name) => `${name} ${median(early.get(name)!.slice(from, to)).toFixed(1)}`).join(', ');
+    for (const from of [3, 20, 50].filter((each) => each < warmHits))
+      tell(
+        `hits ${from} to ${Math.min(warmHits, 2 * from)} of 1,000 tokens, first token in ms: ${among(from, 2 * from)}`,
+      );
     for (const length of lengths) {
       const texts = textsOf(length);
       const cold: number[] = [];
@@ -104,7 +117,7 @@ describe.skipIf(missing !== null)('prompts that were computed before, in a real 
     }
 
     await start();
-    await warm();
+    await warm(3); // the node is what it was
     for (const length of lengths) {
       const came = new Map(names.map((name) => [name, [] as string[]]));
       const first = new Map(names.map((name) => [name, [] as number[]]));

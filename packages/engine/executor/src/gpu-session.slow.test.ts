@@ -110,7 +110,7 @@ it(
       env: { PATH: '/usr/bin:/bin', HOME: folder },
     });
     expect(ended.stdout).toContain('no programs for one: nothing was measured: probe, build,');
-    expect(ended.stdout).toContain('dry run: the packed system runs here, on the CPU: 8 lines');
+    expect(ended.stdout).toContain('dry run: the packed system runs here, on the CPU: 9 lines');
     expect(ended.status).toBe(3);
     const lines = readFileSync(join(folder, 'results/dry-run.jsonl'), 'utf8').trim().split('\n');
     expect(lines.map((line) => (JSON.parse(line) as Line).name)).toEqual([
@@ -120,6 +120,7 @@ it(
       'ttft_cold_600_1m',
       'ttft_engine_600_1m',
       'ttft_arena_600_1m',
+      'ttft_young_600_1m',
       'ttft_disk_600_1m',
       'decodes_2_1m',
     ]);
