@@ -2,8 +2,8 @@
  * npm test: set-up, every check, every test (quick and slow). Ends with one line: "N passed, N failed, N skipped".
  * `npm test -- PATH` runs the tests of a path only, without the checks.
  *
- * Where there is no GPU the CUDA backend is compiled all the same, to show that it does. This, and the simulations, which have a time of their own,
- * run beside the slow tests: these wait for servers, deaths and starts, and leave a part of each core free.
+ * Where there is no GPU the CUDA backend is compiled all the same, to show that it does. This, and then the simulations, which have a time of
+ * their own, run beside all other tests: these wait for servers, deaths and starts, and leave a part of each core free.
  */
 import { runChecks } from './lib/checks.mjs';
 import { script } from './lib/command.mjs';
@@ -20,7 +20,7 @@ await script(async (args) => {
   if (!hasGpu() && cudaGap(['cuda'])) process.stdout.write(`skipped: ${cudaGap(['cuda'])}\n`);
   const compiled = hasGpu() || args.length > 0 ? '' : compileBeside(['cuda']);
   let failed = args.length === 0 ? await runChecks() : 0;
-  const tests = await (args.length > 0 ? runVitest(['quick', 'slow'], args) : everything());
+  const tests = await (args.length > 0 ? runVitest(['quick', 'slow'], args) : everything(compiled));
   const complaint = await compiled;
   if (complaint !== '') {
     process.stdout.write(`FAILED  the CUDA backend does not compile:\n${complaint}\n`);
@@ -30,11 +30,13 @@ await script(async (args) => {
   return tests.code || (failed > 0 ? 1 : 0);
 });
 
-async function everything() {
+/** @param {Promise<string> | ''} compiled what wants the same idle time; it comes first, since a slow test reads what it keeps */
+async function everything(compiled) {
+  const computed = Promise.resolve(compiled).then(() =>
+    runVitestBeside(['slow'], ['test/sim', '--testTimeout=900000']),
+  );
+  computed.catch(() => {}); // told where it is awaited
   const quick = await runVitest(['quick'], []);
-  const slow = await Promise.all([
-    runVitest(['slow'], [], { without: simulations }),
-    runVitestBeside(['slow'], ['test/sim', '--testTimeout=900000']), // they get what the others leave
-  ]);
-  return [quick, ...slow].reduce(together);
+  const slow = await runVitest(['slow'], [], { without: simulations });
+  return [quick, slow, await computed].reduce(together);
 }

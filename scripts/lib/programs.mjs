@@ -84,7 +84,7 @@ export async function ensurePrograms() {
 }
 
 /** @param {Map<string, string>} before filled with the state of each source from before it is read */
-const ourPlaces = (before) => ({
+export const ourPlaces = (before) => ({
   name: 'our places',
   setup({ onLoad, onResolve }) {
     // What is loaded when it is wanted (the clients of S3 and Kubernetes, larger than all the rest) is read from where it lies: of a

@@ -12,12 +12,14 @@ import type { WorstTurns } from '@kvtier/api-server/testing';
 import { program } from '@kvtier/cli';
 import { event, ScriptedEngine } from '@kvtier/registry/testing';
 import { afterEach, beforeEach, expect, it } from 'vitest';
+import { bundled } from '../../scripts/lib/test-programs.mjs';
 import { type ThreadWaits, threadWaits, waitedBetween } from '../e2e/cpu-waits.ts';
 
-const flood = join(import.meta.dirname, '../../packages/coordinator/api-server/src/testing/flood.ts');
-const turns = join(import.meta.dirname, '../../packages/coordinator/api-server/src/testing/turns.ts');
+const [flood, turns] = await bundled(
+  new URL('../../packages/coordinator/api-server/src/testing/flood.ts', import.meta.url),
+  new URL('../../packages/coordinator/api-server/src/testing/turns.ts', import.meta.url),
+);
 const modelDir = join(import.meta.dirname, '../../models/demo/model');
-const loader = import.meta.resolve('tsx');
 const bytes = Number(process.env.KVTIER_FLOOD_BYTES ?? 4 << 20);
 const clients = Number(process.env.KVTIER_FLOOD_CLIENTS ?? 12);
 const streams = 4;
@@ -53,7 +55,7 @@ afterEach(async () => {
 });
 
 function run(args: readonly string[], stdio: 'ipc' | 'pipe', prefix: readonly string[] = []): ChildProcess {
-  const [file, ...all] = [...prefix, process.execPath, '--import', loader, ...args];
+  const [file, ...all] = [...prefix, process.execPath, ...args];
   const child = spawn(file!, all, {
     env: { ...process.env, KVTIER_WATCH_TURNS: '1' },
     stdio: ['pipe', 'pipe', 'inherit', ...(stdio === 'ipc' ? (['ipc'] as const) : [])],

@@ -5,11 +5,11 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createInterface, type Interface } from 'node:readline';
-import { fileURLToPath } from 'node:url';
 import { afterEach, expect, it } from 'vitest';
+import { bundled } from '../../scripts/lib/test-programs.mjs';
 
 const blocks = Number(process.env.KVTIER_DIRECTORY_BLOCKS ?? 200_000);
-const program = fileURLToPath(new URL('./peer-directory.ts', import.meta.url));
+const [program] = await bundled(new URL('./peer-directory.ts', import.meta.url));
 const longestTurnMs = 50;
 
 interface Held {
@@ -27,7 +27,7 @@ class Node {
   readonly #unasked: string[] = [];
 
   constructor(role: string, argument: string | number) {
-    const args = ['--max-semi-space-size=16', '--import', 'tsx', program, role, String(argument)];
+    const args = ['--max-semi-space-size=16', program, role, String(argument)];
     this.child = spawn(process.execPath, args, { stdio: ['pipe', 'pipe', 'inherit'] });
     this.#lines = createInterface({ input: this.child.stdout! });
     this.#lines.on('line', (line) => {

@@ -13,6 +13,7 @@ import { hashNamed, namespaceNamed, TestBench } from '@kvtier/tiers/testing';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, vi } from 'vitest';
 import { until } from '../../infra/redis/servers.ts';
 import { makeCertificate, S3Server, s3Credentials } from '../../infra/s3/servers.ts';
+import { bundled } from '../../scripts/lib/test-programs.mjs';
 
 const payloadBytes = 20_000;
 const space = namespaceNamed('one');
@@ -236,9 +237,10 @@ describe('worlds', () => {
   it('a node killed while it writes leaves whole packs only, and what it said was stored', async () => {
     const bytes = 8 << 20;
     const dir = mkdtempSync(join(tmpdir(), 'kvtier-s3-writer-'));
-    const writer = new URL('../../packages/store/tiers/src/s3/testing/s3-writer.ts', import.meta.url).pathname;
+    const source = new URL('../../packages/store/tiers/src/s3/testing/s3-writer.ts', import.meta.url);
+    const [writer] = await bundled(source);
     const settings = { url: server.url, bucket: bucket.name, bytes, payloadBytes, dir };
-    const child = spawn(process.execPath, ['--import', 'tsx', writer], {
+    const child = spawn(process.execPath, [writer], {
       env: { ...process.env, KVTIER_TEST: JSON.stringify(settings) },
       stdio: ['ignore', 'pipe', 'inherit'],
     });

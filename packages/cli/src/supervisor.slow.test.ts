@@ -5,12 +5,14 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { bundled } from '../../../scripts/lib/test-programs.mjs';
 import { type ServiceSpec, Supervisor } from './supervisor.ts';
 
 /** Of conditions that hold at once, on a machine that does many other things. */
 const patience = { timeout: 20_000 };
 
 const serviceFile = fileURLToPath(new URL('./testing/service.mjs', import.meta.url));
+const [supervisorFile] = await bundled(new URL('./supervisor.ts', import.meta.url));
 let folder: string;
 let log: string;
 beforeEach(() => {
@@ -47,7 +49,7 @@ function supervise(services: ServiceSpec[], limits = {}) {
 
 /** A process that runs this module. */
 const supervisorProcess = (script: string) =>
-  spawn(process.execPath, ['--import', import.meta.resolve('tsx'), '--input-type=module', '--eval', script], {
+  spawn(process.execPath, ['--input-type=module', '--eval', script], {
     stdio: ['ignore', 'pipe', 'inherit'],
   });
 
@@ -124,7 +126,7 @@ describe('supervisor', () => {
 
   it('kills nobody for a standstill of its own', async () => {
     const script = `
-      import { Supervisor } from ${JSON.stringify(new URL('./supervisor.ts', import.meta.url).href)};
+      import { Supervisor } from ${JSON.stringify(supervisorFile)};
       const supervisor = new Supervisor({ services: ${JSON.stringify([service('api'), service('node')])}, onLine() {},
         onEvent: (text) => console.log(text), limits: { pingMs: 20, silenceMs: 1500 } });
       await supervisor.start();
@@ -198,7 +200,7 @@ describe('supervisor', () => {
 
   it('tells its services when it is killed itself', async () => {
     const script = `
-      import { Supervisor } from ${JSON.stringify(new URL('./supervisor.ts', import.meta.url).href)};
+      import { Supervisor } from ${JSON.stringify(supervisorFile)};
       const supervisor = new Supervisor({ services: ${JSON.stringify([service('api'), service('node')])}, onLine() {}, onEvent() {} });
       await supervisor.start();
       console.log(JSON.stringify([...supervisor.pids().values()]));`;

@@ -5,6 +5,7 @@ import { closeSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync }
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it, vi } from 'vitest';
+import { bundled } from '../../../../scripts/lib/test-programs.mjs';
 import { hungCall } from './testing/hung-call.ts';
 import { TurnWatch } from './testing/turn-watch.ts';
 
@@ -16,10 +17,10 @@ vi.setConfig({ testTimeout: 20_000 });
 const folder = mkdtempSync(join(tmpdir(), 'kvtier-service-'));
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
-const telemetry = new URL('./service.ts', import.meta.url).href;
-const telemetryIndex = new URL('./index.ts', import.meta.url).href;
-const binding = import.meta.resolve('@kvtier/data-plane');
-const errors = new URL('../../errors/src/index.ts', import.meta.url).href;
+const [telemetry, telemetryIndex, errors, binding] = await bundled(
+  ...['./service.ts', './index.ts', '../../errors/src/index.ts'].map((file) => new URL(file, import.meta.url)),
+  new URL(import.meta.resolve('@kvtier/data-plane')),
+);
 
 /** A killed process that nobody has reaped yet holds nothing any more. */
 function isRunning(pid: number): boolean {
@@ -56,7 +57,6 @@ function service(
      runService(${JSON.stringify(name)}, async () => { ${start} });`,
   );
   const child = fork(file, {
-    execArgv: ['--import', import.meta.resolve('tsx')],
     env: { ...process.env, NODE_OPTIONS: nodeOptions },
     silent: true,
   });
@@ -188,7 +188,7 @@ describe('with a file system call that hangs', () => {
     writeFileSync(
       file,
       `import { fork } from 'node:child_process';
-       const child = fork(${JSON.stringify(still)}, { execArgv: ${JSON.stringify(['--import', import.meta.resolve('tsx')])} });
+       const child = fork(${JSON.stringify(still)});
        child.on('message', (message) => process.send(message));`,
     );
     const supervisor = fork(file, { silent: true });
@@ -235,7 +235,6 @@ it('lines to a file are all there at its end', async () => {
   const log = join(folder, 'to-file.log');
   const fd = openSync(log, 'a');
   const child = fork(join(folder, 'to-file.mjs'), {
-    execArgv: ['--import', import.meta.resolve('tsx')],
     stdio: ['ignore', 'ignore', fd, 'ipc'],
   });
   closeSync(fd);

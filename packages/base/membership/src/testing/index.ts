@@ -1,9 +1,9 @@
 /** For tests of others: settings of a list of members, a log that can be waited for, a member as a process of its own. */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { type MemberServers, memberServersSchema } from '@kvtier/config';
 import type { Log } from '@kvtier/runtime';
+import { bundled } from '../../../../../scripts/lib/test-programs.mjs';
 
 /** Of servers of infra/redis. */
 export function memberServers(
@@ -39,14 +39,10 @@ export class Lines implements Log {
 
 /** A process that announces the worker `name`; it has been announced when this is fulfilled. */
 export async function startMember(redis: MemberServers, name: string): Promise<ChildProcess> {
-  const main = join(import.meta.dirname, 'member-main.ts');
-  const child = spawn(
-    process.execPath,
-    ['--import', import.meta.resolve('tsx'), main, JSON.stringify({ redis, name })],
-    {
-      stdio: ['ignore', 'pipe', 'inherit'],
-    },
-  );
+  const [main] = await bundled(new URL('./member-main.ts', import.meta.url));
+  const child = spawn(process.execPath, [main, JSON.stringify({ redis, name })], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
   for await (const line of createInterface(child.stdout)) if (line === 'announced') return child;
   throw new Error(`the member ended (${child.exitCode})`);
 }

@@ -6,8 +6,8 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { mkdtempSync, readdirSync, rmSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { bundled } from '../../../../../scripts/lib/test-programs.mjs';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
 import { DiskTier } from './disk-tier.ts';
 import type { DiskStep } from './options.ts';
@@ -16,7 +16,7 @@ const capacityBytes = 2 << 20;
 const segmentBytes = 192 << 10;
 const payloadBytes = 12_000;
 const space = namespaceNamed('writer');
-const writer = fileURLToPath(new URL('./testing/disk-writer.ts', import.meta.url));
+const [writer] = await bundled(new URL('./testing/disk-writer.ts', import.meta.url));
 
 let dir: string;
 let bench: TestBench;
@@ -41,7 +41,7 @@ interface Life {
 async function live(life: Life): Promise<number[]> {
   rmSync(join(dir, 'segments-arena'), { recursive: true, force: true });
   const settings = { dir: join(dir, 'segments'), capacityBytes, segmentBytes, payloadBytes, ...life };
-  const child: ChildProcess = spawn(process.execPath, ['--import', 'tsx', writer], {
+  const child: ChildProcess = spawn(process.execPath, [writer], {
     env: { ...process.env, KVTIER_TEST: JSON.stringify(settings) },
     stdio: ['ignore', 'pipe', 'inherit'],
   });

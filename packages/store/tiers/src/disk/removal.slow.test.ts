@@ -6,14 +6,14 @@ import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { mkdirSync, mkdtempSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { bundled } from '../../../../../scripts/lib/test-programs.mjs';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
 import { DiskTier } from './disk-tier.ts';
 
 vi.setConfig({ testTimeout: 120_000 });
 
-const program = fileURLToPath(new URL('../kit/testing/mass-removal.ts', import.meta.url));
+const [program] = await bundled(new URL('../kit/testing/mass-removal.ts', import.meta.url));
 const segmentBytes = 16 << 20;
 let folder: string;
 let mount: string;
@@ -53,7 +53,7 @@ interface Report {
 /** Fills, freezes the disk, removes, lets it go; `keepEvery`: of so many blocks one stays, 0: none. */
 async function removal(blocks: number, keepEvery: number, stallMs: number): Promise<Report> {
   const settings = { dir: join(mount, 'segments'), blocks, segmentBytes, keepEvery };
-  const started = spawn(process.execPath, ['--import', 'tsx', program], {
+  const started = spawn(process.execPath, [program], {
     env: { ...process.env, KVTIER_TEST: JSON.stringify(settings) },
     stdio: ['pipe', 'pipe', 'inherit'],
   });

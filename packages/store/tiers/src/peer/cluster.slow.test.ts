@@ -5,10 +5,10 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
-import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, expect, it } from 'vitest';
+import { bundled } from '../../../../../scripts/lib/test-programs.mjs';
 
-const program = fileURLToPath(new URL('./testing/peer-node.ts', import.meta.url));
+const [program] = await bundled(new URL('./testing/peer-node.ts', import.meta.url));
 const payloadBytes = 1 << 20;
 
 class Node {
@@ -17,7 +17,7 @@ class Node {
   port = 0;
 
   constructor(dir: string, peers: readonly Node[]) {
-    const args = ['--import', 'tsx', program, dir, String(payloadBytes), peers.map(({ port }) => port).join()];
+    const args = [program, dir, String(payloadBytes), peers.map(({ port }) => port).join()];
     this.child = spawn(process.execPath, args, { stdio: ['pipe', 'pipe', 'inherit'] });
     this.#lines = createInterface({ input: this.child.stdout! })[Symbol.asyncIterator]();
   }

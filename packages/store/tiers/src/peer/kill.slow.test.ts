@@ -1,8 +1,8 @@
 /** A peer that is killed or stopped in mid-transfer: no wrong block, no read that hangs, and it is back without a restart. */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, expect, it } from 'vitest';
+import { bundled } from '../../../../../scripts/lib/test-programs.mjs';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
 import type { PeerLoops } from './peer-loops.ts';
 import type { PeerTier } from './peer-tier.ts';
@@ -12,7 +12,7 @@ const payloadBytes = 1 << 20;
 const blockCount = 16;
 const space = namespaceNamed('one');
 const hashes = Array.from({ length: blockCount }, (_, i) => hashNamed(i));
-const program = fileURLToPath(new URL('./testing/peer-giver.ts', import.meta.url));
+const [program] = await bundled(new URL('./testing/peer-giver.ts', import.meta.url));
 
 let bench: TestBench;
 let children: ChildProcess[];
@@ -34,7 +34,7 @@ afterEach(async () => {
 });
 
 async function start(port: number): Promise<{ child: ChildProcess; port: number }> {
-  const args = ['--import', 'tsx', program, bench.dir, String(port), String(blockCount), String(payloadBytes)];
+  const args = [program, bench.dir, String(port), String(blockCount), String(payloadBytes)];
   const child = spawn(process.execPath, args, { stdio: ['pipe', 'pipe', 'inherit'] });
   children.push(child);
   const [text] = (await once(child.stdout!, 'data')) as [Buffer];

@@ -8,11 +8,15 @@ import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface, type Interface } from 'node:readline';
-import { fileURLToPath } from 'node:url';
 import { afterAll, expect, it } from 'vitest';
+import { bundled } from '../../../../../scripts/lib/test-programs.mjs';
 import { makeCertificates } from '../kit/testing/certificates.ts';
 import { NetworkSpaces } from '../kit/testing/network-spaces.ts';
 
+const [giverFile, fetcherFile] = await bundled(
+  new URL('./testing/peer-giver.ts', import.meta.url),
+  new URL('./testing/peer-fetcher.ts', import.meta.url),
+);
 const blockCount = 16;
 const payloadBytes = 256 << 10;
 const readLimitMs = 1000;
@@ -37,9 +41,8 @@ interface Read {
   readonly ms: number;
 }
 
-function start(space: string, name: string, ...args: readonly string[]): { child: ChildProcess; lines: Interface } {
-  const program = fileURLToPath(new URL(`./testing/${name}.ts`, import.meta.url));
-  const child = spaces!.spawn(space, [process.execPath, '--import', 'tsx', program, ...args]);
+function start(space: string, program: string, ...args: readonly string[]): { child: ChildProcess; lines: Interface } {
+  const child = spaces!.spawn(space, [process.execPath, program, ...args]);
   children.push(child);
   return { child, lines: createInterface({ input: child.stdout! }) };
 }
@@ -50,10 +53,10 @@ async function pairAt(
   { encryption = 'none', count = blockCount, limitMs = readLimitMs } = {},
 ): Promise<() => Promise<Read>> {
   const [blocks, bytes] = [String(count), String(payloadBytes)];
-  const giver = start(spaces!.first, 'peer-giver', dir, '0', blocks, bytes, address, encryption);
+  const giver = start(spaces!.first, giverFile, dir, '0', blocks, bytes, address, encryption);
   const [port] = (await once(giver.lines, 'line')) as [string];
   controlPorts.push(port);
-  const fetcher = start(spaces!.second, 'peer-fetcher', dir, address, port, blocks, bytes, String(limitMs), encryption);
+  const fetcher = start(spaces!.second, fetcherFile, dir, address, port, blocks, bytes, String(limitMs), encryption);
   await once(fetcher.lines, 'line');
   const read = async (): Promise<Read> => {
     const answered = once(fetcher.lines, 'line');

@@ -6,8 +6,8 @@ import net, { connect, type Server, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, expect, it } from 'vitest';
+import { bundled } from '../../../../../scripts/lib/test-programs.mjs';
 import { makeCertificates } from '../kit/testing/certificates.ts';
 import { hashNamed, namespaceNamed } from '../kit/testing/objects.ts';
 import { sharedSecret, until } from './testing/peer-pair.ts';
@@ -15,7 +15,7 @@ import { PeerRig } from './testing/peer-rig.ts';
 
 const space = namespaceNamed('one');
 const chain = Array.from({ length: 8 }, (_, i) => hashNamed(i));
-const program = fileURLToPath(new URL('../kit/testing/peer-files.ts', import.meta.url));
+const [program] = await bundled(new URL('../kit/testing/peer-files.ts', import.meta.url));
 
 let rig: PeerRig;
 beforeEach(() => {
@@ -101,7 +101,7 @@ it('a listening socket that fails is told in the log, and is no end of the proce
 });
 
 it('without a descriptor left, connections wait and the processor rests; with some again, they are served', async () => {
-  const command = `ulimit -n 96; exec "$0" --import tsx "$1" "$2"`;
+  const command = `ulimit -n 96; exec "$0" "$1" "$2"`;
   const child: ChildProcess = spawn('sh', ['-c', command, process.execPath, program, join(rig.bench.dir, 'node')], {
     stdio: ['pipe', 'pipe', 'inherit'],
   });

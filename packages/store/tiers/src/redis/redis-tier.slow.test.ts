@@ -10,6 +10,7 @@ import { KvError } from '@kvtier/errors';
 import { systemClock } from '@kvtier/runtime';
 import { beforeEach, describe, expect, it } from 'vitest';
 import { aclRules, type RedisServer, until } from '../../../../../infra/redis/servers.ts';
+import { bundled } from '../../../../../scripts/lib/test-programs.mjs';
 import { hashNamed, namespaceNamed, type TestBench } from '../kit/testing/objects.ts';
 import { foreignCalls } from './other-users.ts';
 import { chargeOf } from './script-pieces.ts';
@@ -322,20 +323,17 @@ describe('what is not right', () => {
     async (step) => {
       const dir = mkdtempSync(join(tmpdir(), 'kvtier-redis-writer-'));
       const tier = await open({}, { leaseMs: 1500 });
-      const child = spawn(
-        process.execPath,
-        ['--import', 'tsx', 'packages/store/tiers/src/redis/testing/redis-writer.ts'],
-        {
-          cwd: root,
-          env: {
-            ...process.env,
-            KVTIER_TEST: JSON.stringify({
-              ...{ url: server.url, bytes: 2 << 20, payloadBytes, dir, leaseMs: 1500, killAt: { step, pass: 3 } },
-            }),
-          },
-          stdio: ['ignore', 'pipe', 'inherit'],
+      const [program] = await bundled(new URL('./testing/redis-writer.ts', import.meta.url));
+      const child = spawn(process.execPath, [program], {
+        cwd: root,
+        env: {
+          ...process.env,
+          KVTIER_TEST: JSON.stringify({
+            ...{ url: server.url, bytes: 2 << 20, payloadBytes, dir, leaseMs: 1500, killAt: { step, pass: 3 } },
+          }),
         },
-      );
+        stdio: ['ignore', 'pipe', 'inherit'],
+      });
       let output = '';
       child.stdout.on('data', (text) => {
         output += text;

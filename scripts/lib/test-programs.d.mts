@@ -1,0 +1,1 @@
+export function bundled<T extends URL[]>(...sources: T): Promise<{ [K in keyof T]: string }>;
