@@ -185,11 +185,12 @@ export class HandOff {
     this.#over.abort(ended);
     const local = this.#local ?? 0;
     const come = Math.max(Math.min(Math.floor(had / blockTokens), split.blocks) - local, 0);
-    listener.firstToken(local, come, Math.min(Math.max(this.#cameHidden - local, 0), come));
+    const hidden = Math.min(Math.max(this.#cameHidden - local, 0), come);
+    listener.firstToken(local, come, hidden);
     if (cache?.tailUs === undefined || this.#firstReadyMs === undefined || this.#allReadyMs === undefined) return;
     const cameMs = performance.now() - cache.tailUs / 1000;
     const [tookS, afterS] = [this.#firstReadyMs, this.#allReadyMs].map((ms) => Math.max(cameMs - ms, 0) / 1000);
-    listener.travelled({ blocks: come, tookS: tookS!, afterS: afterS! });
+    listener.travelled({ blocks: come, lastBlocks: come - hidden, tookS: tookS!, afterS: afterS! });
     if (this.#prefilled === undefined || this.#admittedMs === undefined) return;
     const admitUs = Math.round((this.#admittedMs - this.#begunMs) * 1_000);
     const transferUs = Math.round(afterS! * 1e6);

@@ -228,6 +228,7 @@ export class HandOffs {
       (number) => this.#legs.get(number) ?? 0,
       (number) => this.#awaiting.get(number) ?? 0,
     );
+    const link = this.#links.get(decode.node ?? '');
     return {
       mode: split,
       tokens: asked.tokens,
@@ -238,7 +239,7 @@ export class HandOffs {
       waitedS: Math.max(nowMs - asked.arrivedMs, 0) / 1000,
       ttftS: (asked.ttftMs ?? ttftMs) / 1000,
       itlS: (asked.itlMs ?? itlMs) / 1000,
-      linkBlocksPerS: this.#links.get(decode.node ?? '')?.perS || (decode.loadBlocksPerS[peer] ?? 0),
+      linkBlocksPerS: link?.perS || Math.max(decode.loadBlocksPerS[peer] ?? 0, link?.atLeast ?? 0),
       pendingBlocks: this.#pending.get(decode.node ?? '') ?? 0,
       legsPerWorker: maxLegsPerWorker,
       legsLeft: maxLegs - this.#open,

@@ -2,10 +2,16 @@
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
 import { Late, Lateness, Latest } from './late.ts';
-import { LinkRate } from './link-rate.ts';
+import { LinkRate, type Transfer } from './link-rate.ts';
 
 it('a link that is waited for is measured; one that is not is as fast as what came over it, at least', () => {
-  const link = new LinkRate();
+  const rate = new LinkRate();
+  const link = {
+    came: (one: Omit<Transfer, 'lastBlocks'>) => rate.came({ ...one, lastBlocks: 0 }),
+    get perS() {
+      return rate.perS;
+    },
+  };
   expect(link.perS).toBe(0);
   link.came({ blocks: 100, tookS: 1, afterS: 0.01 }); // as it was computed
   link.came({ blocks: 2, tookS: 0.04, afterS: 0.03 }); // as long as the way is
@@ -22,10 +28,31 @@ it('a link that is waited for is measured; one that is not is as fast as what ca
   expect(link.perS).toBeCloseTo(50, 0);
 });
 
+it('a link that nobody waits for is as fast as the last blocks came, which nothing hid', () => {
+  const link = new LinkRate();
+  const last = { blocks: 100, tookS: 1.2, afterS: 0.01 };
+  link.came({ ...last, lastBlocks: 3 }); // as long as the way is
+  expect(link.atLeast).toBe(0);
+  link.came({ ...last, lastBlocks: 10 });
+  expect([link.perS, link.atLeast]).toEqual([0, 1_000]);
+  link.came({ ...last, lastBlocks: 30 });
+  expect(link.atLeast).toBe(1_500);
+  link.came({ ...last, lastBlocks: 20, afterS: 0 }); // told late: not at once
+  expect(link.atLeast).toBe(3_625);
+  // It has become slow, and what is measured counts; then fast again.
+  link.came({ blocks: 100, lastBlocks: 40, tookS: 2, afterS: 0.8 });
+  expect(link.perS).toBe(50);
+  for (let i = 0; i < 30; i++) link.came({ ...last, lastBlocks: 10 });
+  expect(link.perS).toBeGreaterThan(990);
+});
+
 it('whatever comes, a rate is finite, and stays one once it is one', () => {
   const seconds = fc.double({ min: 0, max: 1_000, noNaN: true });
   const transfers = fc.array(
-    fc.record({ blocks: fc.integer({ min: 1, max: 10_000 }), tookS: seconds, afterS: seconds }),
+    fc.record({
+      ...{ blocks: fc.integer({ min: 1, max: 10_000 }), lastBlocks: fc.integer({ min: 0, max: 10_000 }) },
+      ...{ tookS: seconds, afterS: seconds },
+    }),
     {
       minLength: 1,
     },
