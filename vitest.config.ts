@@ -34,7 +34,7 @@ export default defineConfig({
         test: {
           ...common,
           name: 'quick',
-          maxWorkers: availableParallelism() + 1, // a quarter of the time they wait
+          maxWorkers: availableParallelism(),
           sequence: { groupOrder: 0 },
           include: ['{packages,services,bench,test}/**/*.test.ts'],
           exclude: ['**/*.slow.test.ts', '**/node_modules/**'],
@@ -52,8 +52,8 @@ export default defineConfig({
             '**/node_modules/**',
             ...(process.env.KVTIER_TEST_WITHOUT ? [process.env.KVTIER_TEST_WITHOUT] : []),
           ],
-          // Three at a time, on two cores too: they wait for servers, deaths and starts for half of their time.
-          maxWorkers: 3,
+          // Two at a time: they mostly wait for servers, deaths and starts.
+          maxWorkers: 2,
           sequence: { groupOrder: 1 },
         },
       },

@@ -40,6 +40,11 @@ export class BoundSockets {
     return this.#binding;
   }
 
+  /** Fulfilled when no renewal is under way. */
+  settled(): Promise<void> {
+    return this.#binding;
+  }
+
   /** Before the sockets are closed. */
   async close(): Promise<void> {
     this.#abort.abort();

@@ -151,9 +151,10 @@ export class KvEventPublisher {
       await authenticator?.close();
       throw error;
     }
-    self = new KvEventPublisher(options, socket, buffer, replay, authenticator);
-    replay?.start();
-    return self;
+    const publisher = new KvEventPublisher(options, socket, buffer, replay, authenticator);
+    self = publisher;
+    replay?.start(async () => publisher.#bound?.settled());
+    return publisher;
   }
 
   /** Its public key; null: it has none. */

@@ -37,9 +37,9 @@ export class ReplayServer {
     return this.#count;
   }
 
-  /** Call once, after the socket is bound. */
-  start(): void {
-    this.#loop = this.#run();
+  /** Call once, after the socket is bound. `settled`: fulfilled when nobody binds it anew, or has done so. */
+  start(settled: () => Promise<void>): void {
+    this.#loop = this.#run(settled);
   }
 
   async close(): Promise<void> {
@@ -47,8 +47,9 @@ export class ReplayServer {
     await this.#loop?.catch(() => undefined); // ends because the socket closed
   }
 
-  async #run(): Promise<void> {
-    for await (const [client, empty, start, ...more] of this.socket) {
+  async #run(settled: () => Promise<void>): Promise<void> {
+    for (let asked = await this.#next(settled); asked; asked = await this.#next(settled)) {
+      const [client, empty, start, ...more] = asked;
       const seq = start?.equals(snapshotRequest) ? 'snapshot' : decodeSeq(start);
       if (client === undefined || empty?.length !== 0 || seq === undefined || more.length > 0) continue; // as vLLM does
       try {
@@ -57,9 +58,23 @@ export class ReplayServer {
         await this.socket.send([client, '', '', endOfReplay, '']);
         this.#count++;
       } catch {
-        // The client went away or does not read; it will ask again if it is still there.
+        // The client went away or does not read, or the socket is bound anew; it will ask again if it is still there.
       }
     }
+  }
+
+  /** The next request; undefined: the socket is closed. */
+  async #next(settled: () => Promise<void>): Promise<Buffer[] | undefined> {
+    while (!this.socket.closed) {
+      try {
+        return await this.socket.receive();
+      } catch (error) {
+        if (this.socket.closed) break;
+        if ((error as NodeJS.ErrnoException).code !== 'EBUSY') throw error;
+        await settled(); // while it is bound or unbound a socket refuses all else
+      }
+    }
+    return undefined;
   }
 
   async #answer(client: Buffer, from: number): Promise<void> {

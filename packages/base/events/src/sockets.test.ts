@@ -7,9 +7,10 @@ import { curveKeyPair, Dealer, Subscriber } from 'zeromq';
 import { decodeBatch } from './codec.ts';
 import type { StreamItem } from './continuity.ts';
 import type { KvEvent } from './event.ts';
-import { encodeSeq, endOfReplay } from './frames.ts';
+import { encodeSeq, endOfReplay, snapshotRequest } from './frames.ts';
 import { record } from './packed-decoder.ts';
 import { KvEventPublisher, type KvEventPublisherOptions } from './publisher.ts';
+import { applyCurveClient } from './security.ts';
 import { KvEventSubscriber, type KvEventSubscriberOptions } from './subscriber.ts';
 
 let folder: string;
@@ -264,6 +265,42 @@ it('a key that is renewed: who has the one before is cut off, who has the new on
   expect(subscriber.connected).toBe(false);
   await publisher.close();
   expect([before.items.length, readdirSync(folder)]).toEqual([length, []]);
+});
+
+it('a key that is renewed while a list is given out: who asks anew, with the new one, is answered', async () => {
+  const [old, fresh, client] = [curveKeyPair(), curveKeyPair(), curveKeyPair()];
+  let { secretKey } = old;
+  let renewed = (): void => {};
+  const curve = {
+    get secretKey() {
+      return secretKey;
+    },
+    allowedClientKeys: [client.publicKey],
+    onRenewed: (listener: () => void) => (renewed = listener),
+  };
+  const publisher = await start({ curve });
+  publisher.tellSnapshots(function* () {
+    if (secretKey === old.secretKey) {
+      secretKey = fresh.secretKey;
+      renewed(); // the socket is unbound before the first page goes
+    }
+    yield [event(1)];
+  });
+  const ask = async (serverKey: string): Promise<Dealer> => {
+    const dealer = new Dealer({ linger: 0, receiveTimeout: 20_000 });
+    ends.push(() => dealer.close());
+    applyCurveClient(dealer, { serverKey, ...client });
+    dealer.connect(replayEndpoint);
+    await dealer.send(['', snapshotRequest]);
+    return dealer;
+  };
+  await ask(old.publicKey);
+  await until(() => secretKey === fresh.secretKey);
+  const anew = await ask(fresh.publicKey);
+  const events = async () => decodeBatch((await anew.receive())[3]!).events;
+  expect([await events(), await events()]).toMatchObject([[], [event(1)]]);
+  expect((await anew.receive())[2]).toEqual(endOfReplay);
+  expect(publisher.stats().replays).toBe(1);
 });
 
 it.each([
