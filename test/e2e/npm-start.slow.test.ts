@@ -55,7 +55,7 @@ async function start(): Promise<{ said: () => string }> {
     greeting += bytes;
   });
   await vi.waitUntil(() => /kvtier is up/.test(greeting) || child.exitCode !== null, { timeout: 60_000 });
-  expect(said).toBe('');
+  expect(said, said).toBe('');
   pids = below(child.pid!).filter((pid) => read(`/proc/${pid}/cmdline`) !== '');
   expect(pids.flatMap((pid) => serviceOf(pid) ?? []).toSorted()).toEqual([
     'cache-node',

@@ -175,6 +175,8 @@ describe('restart', () => {
       () => [...tier.devices[0]!.segments].filter(({ state }) => state === 'free').length >= 2,
       patience,
     );
+    // What goes from the open one is marked on the disk.
+    await vi.waitUntil(() => [...tier.devices[0]!.segments].every(({ erased }) => erased.length === 0), patience);
     tier.checkIntegrity();
     const restore = crash(tier);
     await restore();
