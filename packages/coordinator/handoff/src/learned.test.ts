@@ -42,6 +42,8 @@ it('a link that nobody waits for is as fast as the last blocks came, which nothi
   // It has become slow, and what is measured counts; then fast again.
   link.came({ blocks: 100, lastBlocks: 40, tookS: 2, afterS: 0.8 });
   expect(link.perS).toBe(50);
+  link.came({ ...last, blocks: 40, lastBlocks: 20, afterS: 0 }); // told late: no news of a link that was measured
+  expect([link.perS, link.atLeast]).toEqual([50, 50]);
   for (let i = 0; i < 30; i++) link.came({ ...last, lastBlocks: 10 });
   expect(link.perS).toBeGreaterThan(990);
 });

@@ -45,7 +45,10 @@ export class LinkRate {
       this.#atLeast = this.#perS; // what it once was is no bound any more
       return;
     }
-    if (lastBlocks >= someBlocks) this.#atLeast = this.#mean(this.#atLeast, lastBlocks / Math.max(afterS, leastS));
+    // No time at all: it was told late that the last one was ready. Beside a rate that was measured this says nothing.
+    const isTimed = afterS > leastS || this.#perS === 0;
+    if (lastBlocks >= someBlocks && isTimed)
+      this.#atLeast = this.#mean(this.#atLeast, lastBlocks / Math.max(afterS, leastS));
     if (this.#perS > 0) this.#perS = Math.max(this.#perS, seen, this.#atLeast);
   }
 
