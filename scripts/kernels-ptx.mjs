@@ -21,7 +21,7 @@ await script(() => {
   if (!process.argv.includes('--check')) {
     writeFileSync(file, made);
   } else if (readFileSync(file, 'utf8') !== made) {
-    throw new SetupError(`${file} is not what nvcc makes of block_copy.cu and xxh3.cu; run: npm run kernels:ptx`);
+    throw new SetupError(`${file} is not what nvcc makes of block_copy.cu, xxh3.cu and xxh3_apart.cu; run: npm run kernels:ptx`);
   }
 });
 
@@ -29,7 +29,7 @@ function compiled() {
   const place = mkdtempSync(join(tmpdir(), 'kvtier-ptx-'));
   try {
     const out = join(place, 'transfer.ptx');
-    const input = '#include "kernels/block_copy.cu"\n#include "kernels/xxh3.cu"\n';
+    const input = '#include "kernels/block_copy.cu"\n#include "kernels/xxh3.cu"\n#include "kernels/xxh3_apart.cu"\n';
     const options = ['-std=c++20', '--expt-relaxed-constexpr', `-arch=${architecture}`, '-ptx', '-x', 'cu'];
     const run = spawnSync('nvcc', [...options, '-I', folder, '-o', out, '-'], { input, encoding: 'utf8' });
     if (run.status !== 0) {
@@ -42,7 +42,7 @@ function compiled() {
       .split('\n')
       .map((line) => line.replace(/\/\/.*$/, '').trimEnd())
       .filter((line) => line !== '');
-    return ['// Made by `npm run kernels:ptx` of block_copy.cu and xxh3.cu.', ...lines, ''].join('\n');
+    return ['// Made by `npm run kernels:ptx` of block_copy.cu, xxh3.cu and xxh3_apart.cu.', ...lines, ''].join('\n');
   } finally {
     rmSync(place, { recursive: true });
   }

@@ -24,7 +24,7 @@ namespace {
 using cuda::TransferResult;
 
 constexpr int kCopyThreads = 6;  // four channels on the bus, and some that may wait for a device that does not answer
-constexpr std::chrono::milliseconds kSettlePoll(20);
+constexpr std::chrono::milliseconds kSettlePoll(20), kBetweenSteps(5);
 
 cuda::CudaOptions TransformerOptions(const GpuOptions& gpu) {
   cuda::CudaOptions options;
@@ -62,6 +62,7 @@ class CudaBackend : public Backend {
     transfer.device = device_;
     transfer.deadline_us = gpu.copy_deadline_us;
     transfer.pin.device = device_;
+    transfer.alone = [this] { return Alone(); };
     engine_ = std::make_unique<cuda::Transfers>(
         cuda::KvBlocks{transformer_->pool(), blocks_, static_cast<int64_t>(transformer_->block_bytes())}, transfer);
   }
@@ -82,6 +83,7 @@ class CudaBackend : public Backend {
   // The step's kernels for a layer wait, on the device, for that layer of all blocks; checksums are there when both have ended.
   StepResult Run(const Step& step, CopyJob* import) override {
     UseDevice();
+    const StepUnderWay under_way(*this);
     if (import == nullptr) return transformer_->Run(step);
     const auto arriving = BeginImport(*import);
     StepResult result = transformer_->Run(step, [&](int64_t layer, gpu::Stream& stream) {
@@ -172,6 +174,22 @@ class CudaBackend : public Backend {
     out << "]";
   }
 
+  // Told to transfers: whether no step runs, nor is likely to within the next milliseconds. Decodes follow each other closer than that.
+  class StepUnderWay {
+   public:
+    explicit StepUnderWay(CudaBackend& backend) : backend_(backend) { backend.stepping_ = true; }
+    ~StepUnderWay() {
+      backend_.last_step_ = std::chrono::steady_clock::now();
+      backend_.stepping_ = false;
+    }
+    StepUnderWay(const StepUnderWay&) = delete;
+    StepUnderWay& operator=(const StepUnderWay&) = delete;
+
+   private:
+    CudaBackend& backend_;
+  };
+  bool Alone() const { return !stepping_ && std::chrono::steady_clock::now() - last_step_.load() > kBetweenSteps; }
+
   // The runtime's current device is a matter of each thread.
   void UseDevice() const {
     static thread_local int used = -1;
@@ -236,7 +254,8 @@ class CudaBackend : public Backend {
   std::unique_ptr<cuda::Transfers> engine_;
   std::mutex mutex_;
   std::map<int, ArenaHold> arenas_;
-  std::atomic<bool> closing_{false};
+  std::atomic<bool> closing_{false}, stepping_{false};
+  std::atomic<std::chrono::steady_clock::time_point> last_step_{};
 };
 
 }  // namespace

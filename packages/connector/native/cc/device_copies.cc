@@ -14,7 +14,6 @@ constexpr uint64_t kStageBytes = 16 << 20;  // of GPU memory; a payload may be l
 constexpr int64_t kBounceBytes = 4 << 20;   // of pinned memory, for each batch under way
 constexpr uint64_t kVectorBytes = 16;
 constexpr uint64_t kLeastPayload = 256;    // of the hash kernel
-constexpr int kMultiprocessors = 8;        // that a copy inside of the GPU takes from the model, at most
 constexpr size_t kChunkBytes = size_t{1} << 30;  // pinned at a time
 constexpr uint64_t kMostRows = 1 << 16;
 
@@ -106,6 +105,7 @@ DeviceLayout::DeviceLayout(int device, std::span<const kvtier_part> parts, uint6
   if (payload_bytes < kLeastPayload) throw std::runtime_error("a payload of less than 256 bytes in a GPU's memory");
   gpu::OpenDriver();
   const gpu::OnDevice on(device);
+  multiprocessors_ = gpu::Info().multiprocessors;
   memory_ = gpu::Buffer(stages * stage_blocks_ * payload_bytes, "stages of copies");
   for (uint32_t i = 0; i < stages; ++i) {
     const size_t bytes = 2 * 8 * rows_ * stage_blocks_;
@@ -178,7 +178,7 @@ void DeviceLayout::Move(Stage& stage, bool to_stage, std::span<const uint64_t> b
   for (const Class& one : classes_) {
     const auto count = static_cast<int64_t>(which.size() * one.rows.size());
     cuda::ScatterPieces(stage.stream, to_stage ? staged : engine, to_stage ? engine : staged, device_places + at, device_places + half + at, count,
-                        static_cast<int64_t>(one.row_bytes), kMultiprocessors);
+                        static_cast<int64_t>(one.row_bytes), multiprocessors_);
     at += static_cast<size_t>(count);
   }
   stage.done.Record(stage.stream);

@@ -110,6 +110,7 @@ class DeviceLayout {
   const size_t stage_blocks_;
   std::vector<Class> classes_;
   size_t rows_ = 0;
+  int multiprocessors_ = 0;  // all of them, for some microseconds: a few that are kept cost the model more
   gpu::Buffer memory_;  // of all stages
   std::unique_ptr<cuda::Transfers> transfers_;
   std::mutex mutex_;

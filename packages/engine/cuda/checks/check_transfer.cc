@@ -2,6 +2,7 @@
 // and checksums are equal or not. What may go wrong in a transfer: check_transfer_faults.cc.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "../kernels/kernels.h"
 #include "../transfer/copy_plan.h"
@@ -14,20 +15,42 @@ namespace {
 KVTIER_CHECK(transfer_hash) {
   for (int64_t bytes : {256, 272, 1008, 1024, 1040, 2048, 16 << 10, 32 << 10, (32 << 10) + 16, (33 << 10) - 16, 33 << 10, 65 << 10,
                         (96 << 10) + 1008, 200000}) {
-    const int64_t blocks = bytes > 64 << 10 ? 2 : 19;  // more than the grid has
-    const int64_t stride = bytes + 48;
+    const int64_t blocks = bytes > 64 << 10 ? 3 : 19;
+    const int grid = bytes > 64 << 10 ? 2 : 16;  // fewer than blocks
+    const int64_t stride = bytes + 48, slot = bytes + 80;
     const Bytes content = RandomBytes(static_cast<uint64_t>(bytes), blocks * stride);
-    std::vector<int64_t> offsets;
-    for (int64_t i = 0; i < blocks; ++i) offsets.push_back((blocks - 1 - i) * stride);
+    std::vector<int64_t> offsets, slots;
+    for (int64_t i = 0; i < blocks; ++i) {
+      offsets.push_back((blocks - 1 - i) * stride);
+      slots.push_back(i * 7 % blocks * slot + 32);
+    }
     DeviceArray<uint8_t> pool(content);
-    DeviceArray<int64_t> places(offsets);
-    DeviceArray<uint64_t> sums(offsets.size());
+    DeviceArray<int64_t> places(offsets), host_places(slots);
+    DeviceArray<uint64_t> sums(offsets.size()), apart(offsets.size()), sent(offsets.size()), arrived(offsets.size());
+    DeviceArray<uint64_t> rows(static_cast<size_t>(HashRowsBytes(blocks, bytes) / 8));
+    gpu::PinnedBuffer host(static_cast<size_t>(blocks * slot), "check");
+    memset(host.data(), 0xee, host.bytes());
+    DeviceArray<uint8_t> back(Bytes(content.size(), 0xdd));
+    auto* view = static_cast<uint8_t*>(gpu::DeviceView(host.data()));
     gpu::Stream stream;
-    HashBlocks(stream, sums.data(), pool.data(), places.data(), blocks, bytes);
+    HashBlocks(stream, sums.data(), pool.data(), places.data(), blocks, bytes, grid);
+    HashBlocksApart(stream, apart.data(), pool.data(), places.data(), blocks, bytes, rows.data(), 2);
+    ExportBlocks(stream, sent.data(), view, pool.data(), places.data(), host_places.data(), blocks, bytes, grid);
+    ImportBlocks(stream, arrived.data(), back.data(), view, places.data(), host_places.data(), blocks, bytes, grid);
     Finish(stream);
     std::vector<uint64_t> expected;
-    for (const int64_t offset : offsets) expected.push_back(HashOf(content.data() + offset, bytes));
-    ExpectTrue("HashBlocks", std::to_string(blocks) + " x " + std::to_string(bytes), sums.Download() == expected);
+    Bytes there(content.size(), 0xdd), here(host.bytes(), 0xee);
+    for (size_t i = 0; i < offsets.size(); ++i) {
+      const auto block = content.begin() + offsets[i];
+      expected.push_back(HashOf(content.data() + offsets[i], bytes));
+      std::copy(block, block + bytes, there.begin() + offsets[i]);
+      std::copy(block, block + bytes, here.begin() + slots[i]);
+    }
+    const std::string shape = std::to_string(blocks) + " x " + std::to_string(bytes);
+    ExpectTrue("HashBlocks", shape, sums.Download() == expected);
+    ExpectTrue("HashBlocksApart", shape, apart.Download() == expected);
+    ExpectTrue("ExportBlocks", shape, sent.Download() == expected && memcmp(here.data(), host.data(), here.size()) == 0);
+    ExpectTrue("ImportBlocks", shape, arrived.Download() == expected && back.Download() == there);
   }
 }
 
@@ -141,6 +164,35 @@ KVTIER_CHECK(transfer_paths) {
   ExpectTrue("MeasurePaths", "measures", rates.size() == 4 && rates[0].engine_rate > 0 && rates[3].kernel_rate > 0 && choice.multiprocessors > 0);
 }
 
+// Beside the model's steps the copy engine moves what kernels would otherwise; from batch to batch.
+KVTIER_CHECK(transfer_beside_steps) {
+  constexpr int32_t kBlocks = 10;  // two batches
+  bool alone = false;
+  TransferOptions options = Options(1 << 20);
+  options.alone = [&] { return alone; };
+  World world(kBlocks, 16 << 10, kBlocks, options);
+  std::vector<int32_t> ids(kBlocks);
+  std::iota(ids.begin(), ids.end(), 0);
+  std::vector<int64_t> offsets;
+  for (const int32_t id : ids) offsets.push_back(world.Slot(id));
+  std::vector<uint64_t> sums(kBlocks);
+  std::vector<uint8_t> good(kBlocks);
+  const auto by_kernel = [&] {
+    const uint64_t before = world.transfers.Counts().kernel_blocks;
+    const bool done = world.transfers.Export(world.id, ids, offsets, sums).outcome == Outcome::kDone &&
+                      world.transfers.Import(world.id, ids, offsets, sums, good).outcome == Outcome::kDone;
+    if (!done || std::ranges::count(good, uint8_t{0}) > 0) throw std::runtime_error("a block arrived wrong");
+    return world.transfers.Counts().kernel_blocks - before;
+  };
+  ExpectTrue("Transfers", "by the copy engine beside steps", by_kernel() == 0);
+  alone = true;
+  ExpectTrue("Transfers", "by kernels alone", by_kernel() == 2 * kBlocks);
+  World tiny(1, 256, 1, Options(1));
+  std::vector<uint64_t> sum(1);
+  tiny.transfers.Export(tiny.id, std::vector{0}, std::vector{tiny.Slot(0)}, sum);
+  ExpectTrue("Transfers", "what is above the threshold by the copy engine", tiny.transfers.Counts().kernel_blocks == 0);
+}
+
 // There and back over both paths, every size class, ragged slots, chunks smaller than a slot, without pins.
 KVTIER_CHECK(transfer_round_trip) {
   struct Shape {
@@ -154,7 +206,7 @@ KVTIER_CHECK(transfer_round_trip) {
       {"kernel 256", 256, 1 << 20, 1 << 30, true, 0},        {"kernel 16 KiB", 16 << 10, 1 << 20, 1 << 30, true, 0},
       {"kernel 64 KiB", 64 << 10, 1 << 20, 1 << 30, true, 0}, {"kernel, chunks of 8 KiB", 16 << 10, 1 << 20, 8192, true, 0},
       {"engine 16 KiB", 16 << 10, 1, 1 << 30, true, 0},      {"engine 128 KiB", 128 << 10, 1, 1 << 30, true, 0},
-      {"engine, chunks of 8 KiB", 16 << 10, 1, 8192, true, 0}, {"not aligned", 4096, 1 << 20, 1 << 30, true, 8},
+      {"engine, chunks of 8 KiB", 16 << 10, 1, 8192, true, 0}, {"engine 256 KiB", 256 << 10, 1, 1 << 30, true, 0}, {"not aligned", 4096, 1 << 20, 1 << 30, true, 8},
       {"not pinned 16 KiB", 16 << 10, 1 << 20, 1 << 30, false, 0}, {"not pinned 128 KiB", 128 << 10, 1, 1 << 30, false, 0},
   };
   for (const Shape& shape : shapes) {

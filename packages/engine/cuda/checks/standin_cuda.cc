@@ -36,7 +36,7 @@ int refuse_pinning = 0;
 size_t registered_bytes = 0;
 std::map<void*, size_t> registered;
 
-enum Kernel : intptr_t { kGather = 1, kScatter, kHash };
+enum Kernel : intptr_t { kGather = 1, kScatter, kHash, kExport, kImport, kSumRows, kChainRows };
 
 bool HasContext() { return !current.empty() && current.back() == kContext; }
 
@@ -367,7 +367,8 @@ ENTRY cuModuleLoadData(void** handle, const void* image) {
 ENTRY cuModuleGetFunction(void** function, void* handle, const char* name) {
   return Guard([&] {
     static const std::map<std::string, Kernel> kernels = {
-        {"kvtier_gather_pieces", kGather}, {"kvtier_scatter_pieces", kScatter}, {"kvtier_hash_blocks", kHash}};
+        {"kvtier_gather_pieces", kGather}, {"kvtier_scatter_pieces", kScatter}, {"kvtier_hash_blocks", kHash}, {"kvtier_export_blocks", kExport},
+        {"kvtier_import_blocks", kImport}, {"kvtier_sum_rows", kSumRows}, {"kvtier_chain_rows", kChainRows}};
     const auto found = kernels.find(name);
     if (handle != &module || found == kernels.end()) return kNotFound;
     if (module.find(".visible .entry " + found->first + "(") == std::string::npos) return kNotFound;
@@ -384,6 +385,10 @@ ENTRY cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsi
       case kGather: Run(to, "gather_pieces", kvtier_gather_pieces, grid, block, shared, arguments); return 0;
       case kScatter: Run(to, "scatter_pieces", kvtier_scatter_pieces, grid, block, shared, arguments); return 0;
       case kHash: Run(to, "hash_blocks", kvtier_hash_blocks, grid, block, shared, arguments); return 0;
+      case kExport: Run(to, "export_blocks", kvtier_export_blocks, grid, block, shared, arguments); return 0;
+      case kImport: Run(to, "import_blocks", kvtier_import_blocks, grid, block, shared, arguments); return 0;
+      case kSumRows: Run(to, "sum_rows", kvtier_sum_rows, grid, block, shared, arguments); return 0;
+      case kChainRows: Run(to, "chain_rows", kvtier_chain_rows, grid, block, shared, arguments); return 0;
       default: return kInvalidHandle;
     }
   });

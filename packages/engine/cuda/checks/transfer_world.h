@@ -80,9 +80,11 @@ struct World {
   bool registered = true;  // false: leave the arena as it is
 };
 
+// Blocks below the threshold by kernels, as where nothing else runs.
 inline TransferOptions Options(int64_t threshold_bytes) {
   TransferOptions options;
   options.paths = {threshold_bytes, 2};
+  options.alone = [] { return true; };
   options.batch_blocks = 5;
   options.layered_blocks = 64;
   options.deadline_us = 60'000'000;

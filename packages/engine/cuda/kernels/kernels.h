@@ -143,7 +143,7 @@ void GemmOurs(Stream&, NumberType, const GemmArgs&, int version = 0);
 // target[i] = uniform in [-1, 1) of (seed, i) * scale + offset; f32, f16 or bf16.
 void FillRandom(Stream&, NumberType, void* target, int64_t count, uint64_t seed, float scale, float offset);
 
-// -- blocks (block_copy.cu, xxh3.cu) ----------------------------------------------------------------------------------
+// -- blocks (block_copy.cu, xxh3.cu, xxh3_apart.cu) ---------------------------------------------------------------------
 
 // Pieces of a KV pool <-> pieces of mapped host memory or staging, by a kernel: for pieces too small for the copy engine.
 // pool_offsets and host_offsets: device arrays, bytes, multiples of 16; each piece `bytes`. To host: streaming stores.
@@ -154,5 +154,16 @@ void ScatterPieces(Stream&, uint8_t* pool, const uint8_t* host, const int64_t* p
 // XXH3-64 (seed 0) of each block of the pool as it lies in GPU memory, one thread block each, at most `grid` at a time: what
 // arrived is what is hashed. bytes > 240 and a multiple of 16.
 void HashBlocks(Stream&, uint64_t* sums, const uint8_t* pool, const int64_t* pool_offsets, int64_t blocks, int64_t bytes, int grid = 16);
+// The same of large blocks, by all of the GPU for a few microseconds, whose sums of each KiB one warp a block then chains. A thread block that
+// stays keeps a multiprocessor from the model's kernels, which costs them more than its bytes. rows: HashRowsBytes of device memory.
+int64_t HashRowsBytes(int64_t blocks, int64_t bytes);
+void HashBlocksApart(Stream&, uint64_t* sums, const uint8_t* pool, const int64_t* pool_offsets, int64_t blocks, int64_t bytes, uint64_t* rows,
+                     int multiprocessors);
+// Whole blocks between pool and mapped host memory, hashed as they pass: each byte is read once. A pool block by one thread block, at most
+// `grid` at a time, each with 32 KiB in flight.
+void ExportBlocks(Stream&, uint64_t* sums, uint8_t* host, const uint8_t* pool, const int64_t* pool_offsets, const int64_t* host_offsets,
+                  int64_t blocks, int64_t bytes, int grid);
+void ImportBlocks(Stream&, uint64_t* sums, uint8_t* pool, const uint8_t* host, const int64_t* pool_offsets, const int64_t* host_offsets,
+                  int64_t blocks, int64_t bytes, int grid);
 
 }  // namespace kvtier::cuda

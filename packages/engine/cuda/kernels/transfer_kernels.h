@@ -21,5 +21,13 @@ __global__ KVTIER_KERNEL void kvtier_scatter_pieces(uint8_t* target, const uint8
                                                     const int64_t* source_offsets, int64_t pieces, int64_t bytes);
 __global__ KVTIER_KERNEL void kvtier_hash_blocks(uint64_t* sums, const uint8_t* pool, const int64_t* pool_offsets, int64_t blocks,
                                                  int64_t bytes);
+__global__ KVTIER_KERNEL void kvtier_sum_rows(uint64_t* rows, const uint8_t* pool, const int64_t* pool_offsets, int64_t blocks, int64_t bytes);
+__global__ KVTIER_KERNEL void kvtier_chain_rows(uint64_t* sums, const uint64_t* rows, const uint8_t* pool, const int64_t* pool_offsets,
+                                                int64_t blocks, int64_t bytes);
+// Both at once: whole blocks, hashed as they pass.
+__global__ KVTIER_KERNEL void kvtier_export_blocks(uint64_t* sums, uint8_t* host, const uint8_t* pool, const int64_t* host_offsets,
+                                                   const int64_t* pool_offsets, int64_t blocks, int64_t bytes);
+__global__ KVTIER_KERNEL void kvtier_import_blocks(uint64_t* sums, uint8_t* pool, const uint8_t* host, const int64_t* pool_offsets,
+                                                   const int64_t* host_offsets, int64_t blocks, int64_t bytes);
 
 }  // extern "C"

@@ -18,6 +18,8 @@ constexpr int64_t kLayersTogether = 4, kLeastSliceBytes = 16 << 10;
 // Thread blocks that compute checksums, of each multiprocessor: one of each is done sooner than a few of all, and takes no more of the GPU from
 // the model; when somebody waits for them, as many as run at the same time.
 constexpr int kHashBlocksEach = 4;
+constexpr int64_t kApartFromBytes = 256 << 10;  // of a block: one thread block would hash it for longer than the model's kernels take
+constexpr int kPassingBlocks = 16;              // thread blocks that move and hash: twice what fills a PCIe 5 bus
 
 }  // namespace
 
@@ -42,6 +44,8 @@ CopyChannel::CopyChannel(Direction direction, const KvBlocks& kv, int64_t capaci
       copy_(PriorityOf(direction)),
       hash_(hash) {
   for (int i = 0; i < batches; ++i) batches_.emplace_back(capacity);
+  if (hash == nullptr || kv.block_bytes < kApartFromBytes) return;
+  for (CopyBatch& batch : batches_) batch.rows = gpu::Buffer(static_cast<size_t>(HashRowsBytes(capacity, kv.block_bytes)), "copies: sums of checksums");
 }
 
 bool CopyChannel::ByKernel(const uint8_t* view, std::span<const int64_t> host_offsets, int64_t bytes) const {
@@ -93,17 +97,29 @@ void CopyChannel::StartHash(CopyBatch& batch) {
   auto* sums = static_cast<uint64_t*>(gpu::DeviceView(batch.sums.data()));
   const int grid = hash_ == nullptr || batch.last ? kHashBlocksEach * multiprocessors_ : multiprocessors_;
   gpu::Stream& stream = hash_ == nullptr ? copy_ : *hash_;
-  HashBlocks(stream, sums, kv_.pool, places, batch.count, kv_.block_bytes, grid);
+  if (batch.rows.bytes() > 0) {
+    HashBlocksApart(stream, sums, kv_.pool, places, batch.count, kv_.block_bytes, batch.rows.data<uint64_t>(), multiprocessors_);
+  } else {
+    HashBlocks(stream, sums, kv_.pool, places, batch.count, kv_.block_bytes, grid);
+  }
   batch.hashed.Record(stream);
   batch.hashing = true;
 }
 
-void CopyChannel::Issue(CopyBatch& batch, const HostSide& host, const gpu::Event* after) {
-  batch.hashing = false;
+void CopyChannel::Issue(CopyBatch& batch, const HostSide& host, const gpu::Event* after, bool by_kernel) {
+  batch.hashing = by_kernel;
   if (after != nullptr) copy_.Wait(*after);
-  const bool by_kernel = ByKernel(host.view, batch.host_offsets(), kv_.block_bytes);
-  if (by_kernel || direction_ == Direction::kImport) copy_.Copy(batch.device_places.data(), batch.places.data(), batch.places.bytes());
-  CopyPieces(batch, host, 0, kv_.block_bytes, by_kernel);
+  const bool to_host = direction_ == Direction::kExport;
+  if (by_kernel || !to_host) copy_.Copy(batch.device_places.data(), batch.places.data(), batch.places.bytes());
+  if (by_kernel) {
+    auto* sums = static_cast<uint64_t*>(gpu::DeviceView(batch.sums.data()));
+    const auto move = to_host ? ExportBlocks : ImportBlocks;
+    uint8_t *target = to_host ? host.view : kv_.pool, *source = to_host ? kv_.pool : host.view;
+    move(copy_, sums, target, source, batch.device_pool_offsets(), batch.device_host_offsets(), batch.count, kv_.block_bytes, kPassingBlocks);
+    batch.hashed.Record(copy_);
+  } else {
+    CopyPieces(batch, host, 0, kv_.block_bytes, false);
+  }
   batch.copied.Record(copy_);
 }
 

@@ -1,6 +1,7 @@
 // One call's means of transport: a stream of copies, and a ring of batches so that the bus never waits for the CPU. Checksums
 // are computed on a stream that all channels of a direction share. Export: beside the copies, as both only read the block.
-// Import: a step behind, while the next batch arrives; the CPU starts them when the copies have ended.
+// Import: a step behind, while the next batch arrives; the CPU starts them when the copies have ended. Where a kernel moves the blocks it
+// hashes them as they pass.
 //
 //   export   copy  | pieces 0 ───────▶ | pieces 1 ───────▶
 //            hash  | sums 0 ▶ | sums 1 ▶
@@ -49,6 +50,7 @@ struct CopyBatch {
   int64_t capacity, first = 0, count = 0;  // `count` blocks of the call, from its block `first` on
   gpu::PinnedBuffer places, sums, stage;   // stage: only where the arena is not pinned
   gpu::Buffer device_places, hashed_places;  // for the copies, and for the checksums of an export
+  gpu::Buffer rows;                          // of checksums of large blocks
   gpu::Event copied, hashed;
   bool last = false;     // of an import: nothing follows that its checksums could be computed beside
   bool hashing = false;  // StartHash was called since Issue
@@ -64,8 +66,9 @@ class CopyChannel {
   CopyBatch& batch(int64_t index) { return batches_[static_cast<size_t>(index) % batches_.size()]; }
   int64_t capacity() const { return batches_[0].capacity; }
 
-  // Enqueues the batch's copies, whose places are filled in. They start after `after` has fired, if given.
-  void Issue(CopyBatch& batch, const HostSide& host, const gpu::Event* after);
+  // Enqueues the batch's copies, whose places are filled in. They start after `after` has fired, if given. `by_kernel`: they are hashed as
+  // they pass; else StartHash has to follow.
+  void Issue(CopyBatch& batch, const HostSide& host, const gpu::Event* after, bool by_kernel);
   // Enqueues its checksums. Export: what is to be exported is in the pool. Import: `copied` has fired.
   void StartHash(CopyBatch& batch);
   // Import only, copies and checksums: a few layers' slice of all blocks after the other.

@@ -1,7 +1,8 @@
 // The two ways of a piece over the bus, and which is faster for its size on this device: measured at start, not assumed.
 //
 //   copy engine   no multiprocessor is taken, full speed for large pieces; a microsecond or two for each
-//   kernel        any number of small pieces at full speed; takes a few multiprocessors
+//   kernel        any number of small pieces at full speed; takes a few multiprocessors, and what it writes over the bus fills the memory's
+//                 queues: for whole blocks only while no step of the model runs (TransferOptions::alone)
 #pragma once
 #include <cstdint>
 #include <span>

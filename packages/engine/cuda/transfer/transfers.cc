@@ -25,6 +25,9 @@ constexpr auto kPollPeriod = std::chrono::milliseconds(5);  // of quarantines, b
 constexpr int64_t kMinHashedBytes = 256;
 constexpr int64_t kMaxBatchBlocks = 4096;
 constexpr int64_t kMeasuredBytes = 16 << 20;
+// Blocks that the copy engine takes beside the model's steps even where a kernel is faster: one that writes over the bus fills the memory's
+// queues (decodes beside it took 3 to 12 times as long on an H200), one that reads keeps multiprocessors.
+constexpr int64_t kBesideFromBytes = 4 << 10;
 
 std::string Refused(const std::string& what) { return "copies: " + what + "; compute instead and restart the engine worker if this goes on"; }
 
@@ -169,22 +172,26 @@ void Transfers::Run(Hold& hold, const Call& call, const Deliver& deliver, Transf
     per_batch = std::clamp<int64_t>(options_.stage_bytes / kv_.block_bytes, 1, per_batch);
     for (CopyBatch& batch : channel.batches()) ReserveStage(batch);
   }
-  // One operation for all its pieces, or one for each.
-  const bool by_kernel = arena.pinned() ? channel.ByKernel(arena.view(), call.offsets, kv_.block_bytes) : kv_.block_bytes < paths_.threshold_bytes;
-  if (!by_kernel) per_batch = std::min(per_batch, options_.batch_blocks);
+  const auto by_kernel = [&] {
+    if (kv_.block_bytes >= kBesideFromBytes && (!options_.alone || !options_.alone())) return false;
+    return arena.pinned() ? channel.ByKernel(arena.view(), call.offsets, kv_.block_bytes) : kv_.block_bytes < paths_.threshold_bytes;
+  };
 
   for (int64_t next = 0, oldest = 0; result.blocks < total;) {
     if (issued < total && next - oldest < static_cast<int64_t>(channel.batches().size())) {
       CopyBatch& batch = channel.batch(next);
-      Fill(batch, call, issued, std::min(per_batch, total - issued));
+      const bool passing = by_kernel();
+      // One operation for all its pieces, or one for each.
+      Fill(batch, call, issued, std::min(passing ? per_batch : std::min(per_batch, options_.batch_blocks), total - issued));
       HostSide host{arena.base(), arena.view(), arena.chunk_bytes()};
       if (!arena.pinned()) {
         host = Stage(batch);
         if (!is_export) CopyStage(batch, call, arena);
       }
+      if (passing) kernel_blocks_ += static_cast<uint64_t>(batch.count);
       issued += batch.count;  // before: what is half enqueued when something throws is in flight, too
-      channel.Issue(batch, host, next == 0 ? call.after : nullptr);
-      if (is_export && (call.after == nullptr || call.after->Done())) channel.StartHash(batch);
+      channel.Issue(batch, host, next == 0 ? call.after : nullptr, passing);
+      if (is_export && !passing && (call.after == nullptr || call.after->Done())) channel.StartHash(batch);
       ++next;
       continue;
     }
@@ -354,7 +361,7 @@ std::vector<int32_t> Transfers::QuarantinedBlocks() {
 }
 
 TransferCounts Transfers::Counts() const {
-  return {exported_blocks_, imported_blocks_, bad_blocks_, timeouts_, quarantined_blocks_};
+  return {exported_blocks_, imported_blocks_, bad_blocks_, timeouts_, quarantined_blocks_, kernel_blocks_};
 }
 
 }  // namespace kvtier::cuda

@@ -7,8 +7,8 @@
 //               ▼
 //           quarantine: the channel, the blocks and the slots, until the events fire
 //
-// Checksums are computed by the GPU on the bytes that lie in its memory: of the source before nobody can change it (export), of
-// what arrived (import). The CPU reads no payload, except where an arena could not be pinned.
+// Checksums are computed by the GPU: of the source before anybody can change it (export), of what arrived (import). The CPU reads no
+// payload, except where an arena could not be pinned.
 //
 // Invariants:
 // * A call's blocks and slots are touched by nobody's copies after it has returned, unless it returned kTimedOut: then they
@@ -35,13 +35,16 @@ namespace kvtier::cuda {
 
 struct TransferOptions {
   int device = 0;
-  // For each batch; a batch of 32 MiB takes a millisecond on a bus that works.
+  // For each batch; one takes a millisecond or two on a bus that works.
   int64_t deadline_us = 5'000'000;
   // Which path for which size; measured at start when threshold_bytes is 0 (not on the emulator).
   PathChoice paths = {0, 8};
+  // Whether the GPU has nothing else to do: then blocks below the threshold go by kernels. Empty: never.
+  std::function<bool()> alone;
   int channels = 2;    // calls per direction on the bus at the same time
-  int batches = 3;  // per channel, in flight
-  int64_t batch_bytes = 32 << 20;
+  int batches = 2;  // per channel, in flight
+  // Each batch's checksums cost the model some microseconds besides their bytes.
+  int64_t batch_bytes = 64 << 20;
   int64_t batch_blocks = 256;     // by the copy engine: a stream takes about a thousand operations before it makes its caller wait
   int64_t layered_blocks = 8192;  // most blocks of one import by layers; 0: there are none
   int64_t stage_bytes = 8 << 20;  // per batch, where an arena is not pinned
@@ -62,6 +65,7 @@ struct TransferResult {
 
 struct TransferCounts {
   uint64_t exported_blocks, imported_blocks, bad_blocks, timeouts, quarantined_blocks;
+  uint64_t kernel_blocks;  // that were sent by a kernel and not by the copy engine
 };
 
 class LayeredImport;
@@ -159,7 +163,7 @@ class Transfers {
   std::vector<std::unique_ptr<CopyChannel>> idle_[2], idle_layered_;
   std::map<uint64_t, Quarantine> quarantine_;
   uint64_t next_ticket_ = 1;
-  std::atomic<uint64_t> exported_blocks_{0}, imported_blocks_{0}, bad_blocks_{0}, timeouts_{0}, quarantined_blocks_{0};
+  std::atomic<uint64_t> exported_blocks_{0}, imported_blocks_{0}, bad_blocks_{0}, timeouts_{0}, quarantined_blocks_{0}, kernel_blocks_{0};
 };
 
 // An import under way. One thread at a time.

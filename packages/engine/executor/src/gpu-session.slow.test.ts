@@ -62,7 +62,7 @@ it(
     expect([named('cold'), named('warm from the arena'), named('warm from the disk'), named('start')]).toEqual([
       2, 4, 2, 6,
     ]);
-    expect([named('8B decode'), named('exports'), named('imports')]).toEqual([2, 1, 1]);
+    expect([named('8B decode'), named('exports'), named('imports')]).toEqual([4, 1, 1]);
     const ratio = (words: string) => lines.find(({ name }) => name!.includes(words))?.ratio;
     expect(ratio('same greedy token warm as cold, or a tie')).toBe(1);
     expect(ratio('from blocks that came back as from blocks that never left')).toBe(1);
