@@ -2,6 +2,7 @@
 import http from 'node:http';
 import { connect } from 'node:net';
 import { KvError } from '@kvtier/errors';
+import { Fleet } from '@kvtier/registry';
 import { cacheUse, event, say } from '@kvtier/registry/testing';
 import { describe, expect, it, vi } from 'vitest';
 import { type ApiServerOptions, startApiServer } from './api-server.ts';
@@ -223,6 +224,14 @@ describe('the start', () => {
       code: 'LOCKED',
       message: `127.0.0.1:${port}: another process listens there; choose another port with --port`,
     });
+  });
+
+  it('waits for nobody where no worker is known', async () => {
+    const nobody = new Fleet({ logger: silent });
+    const server = await start({ engines: nobody, firstContactMs: 600_000 });
+    expect((await fetch(`${server.url}/v1/models`)).status).toBe(503);
+    await server.close();
+    await nobody.close();
   });
 
   it('refuses to listen beyond this machine', async () => {

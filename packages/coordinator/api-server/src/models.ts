@@ -65,14 +65,17 @@ export class Models {
   }
 
   /**
-   * Follows the workers from now on. Resolves when a model is served, or at `firstContactMs`: workers may come later.
+   * Follows the workers from now on. Resolves when a model is served, when there is no worker that could come to serve one, or at
+   * `firstContactMs`: workers may come later.
    * @throws KvError MODEL when the only model there is cannot be served
    */
   async start(firstContactMs: number): Promise<void> {
     this.#stopListening = this.#options.engines.onChange(() => this.#look());
     this.#look();
     const end = performance.now() + firstContactMs;
-    while (this.all().length === 0 && performance.now() < end) {
+    const isComing = (): boolean =>
+      this.#options.engines.workers().some((worker) => worker !== undefined && worker.state !== 'refused');
+    while (this.all().length === 0 && isComing() && performance.now() < end) {
       for (const { problem } of this.#entries.values()) if (problem?.code === 'MODEL') throw problem;
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, end - performance.now());
