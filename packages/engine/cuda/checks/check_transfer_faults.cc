@@ -261,6 +261,37 @@ KVTIER_CHECK(transfer_layers) {
   }
 }
 
+// Blocks so small that all layers come together, by the kernel: hashed as they pass, and each layer waits for them.
+KVTIER_CHECK(transfer_layers_together) {
+  constexpr int64_t kLayers = 8, kLayerBytes = 512, kBlocks = 6;
+  World world(2 * kBlocks, kLayers * kLayerBytes, kBlocks, Options(1 << 20));
+  std::vector<int32_t> ids(kBlocks), targets(kBlocks);
+  std::vector<int64_t> offsets;
+  std::iota(ids.begin(), ids.end(), 0);
+  std::iota(targets.begin(), targets.end(), static_cast<int32_t>(kBlocks));
+  for (int64_t i = 0; i < kBlocks; ++i) offsets.push_back(world.Slot(i));
+  std::vector<uint64_t> sums(kBlocks);
+  world.transfers.Export(world.id, ids, offsets, sums);
+  sums[4] ^= 1;
+  Gate gate;
+  gpu::Stream compute;
+  gpu::Event first_layer;
+  auto import = world.transfers.ImportByLayer(world.id, targets, offsets, sums, kLayers, &gate.event);
+  for (int64_t layer = 0; layer < kLayers; ++layer) {
+    import->BeforeLayer(layer, compute);
+    if (layer == 0) first_layer.Record(compute);
+  }
+  const bool early = first_layer.Done();
+  gate.Open();
+  const TransferResult& result = import->Finish();
+  Finish(compute);
+  ExpectTrue("ImportByLayer", "together: layers wait for the blocks", !early && first_layer.Done());
+  ExpectTrue("ImportByLayer", "together: ends", result.outcome == Outcome::kDone && result.blocks == kBlocks);
+  ExpectTrue("ImportByLayer", "together: finds the wrong checksum", import->good() == std::vector<uint8_t>{1, 1, 1, 1, 0, 1});
+  const Bytes now = world.pool.Download();
+  ExpectTrue("ImportByLayer", "together: bytes", std::equal(now.begin() + kBlocks * kLayers * kLayerBytes, now.end(), world.content.begin()));
+}
+
 KVTIER_CHECK(transfer_layers_elsewhere) {
   for (const char* why : {"not pinned", "more blocks than a layered import takes", "not aligned"}) {
     TransferOptions options = Options(why == std::string("not aligned") ? int64_t{1} << 20 : 1);

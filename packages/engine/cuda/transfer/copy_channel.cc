@@ -107,20 +107,23 @@ void CopyChannel::StartHash(CopyBatch& batch) {
 }
 
 void CopyChannel::Issue(CopyBatch& batch, const HostSide& host, const gpu::Event* after, bool by_kernel) {
-  batch.hashing = by_kernel;
+  batch.hashing = false;
   if (after != nullptr) copy_.Wait(*after);
-  const bool to_host = direction_ == Direction::kExport;
-  if (by_kernel || !to_host) copy_.Copy(batch.device_places.data(), batch.places.data(), batch.places.bytes());
-  if (by_kernel) {
-    auto* sums = static_cast<uint64_t*>(gpu::DeviceView(batch.sums.data()));
-    const auto move = to_host ? ExportBlocks : ImportBlocks;
-    uint8_t *target = to_host ? host.view : kv_.pool, *source = to_host ? kv_.pool : host.view;
-    move(copy_, sums, target, source, batch.device_pool_offsets(), batch.device_host_offsets(), batch.count, kv_.block_bytes, kPassingBlocks);
-    batch.hashed.Record(copy_);
-  } else {
-    CopyPieces(batch, host, 0, kv_.block_bytes, false);
-  }
+  if (by_kernel || direction_ == Direction::kImport) copy_.Copy(batch.device_places.data(), batch.places.data(), batch.places.bytes());
+  if (by_kernel) return Pass(batch, host);
+  CopyPieces(batch, host, 0, kv_.block_bytes, false);
   batch.copied.Record(copy_);
+}
+
+void CopyChannel::Pass(CopyBatch& batch, const HostSide& host) {
+  auto* sums = static_cast<uint64_t*>(gpu::DeviceView(batch.sums.data()));
+  const bool to_host = direction_ == Direction::kExport;
+  const auto move = to_host ? ExportBlocks : ImportBlocks;
+  uint8_t *target = to_host ? host.view : kv_.pool, *source = to_host ? kv_.pool : host.view;
+  move(copy_, sums, target, source, batch.device_pool_offsets(), batch.device_host_offsets(), batch.count, kv_.block_bytes, kPassingBlocks);
+  batch.copied.Record(copy_);
+  batch.hashed.Record(copy_);
+  batch.hashing = true;
 }
 
 int64_t CopyChannel::LayersTogether(int64_t layers) const {
@@ -144,6 +147,11 @@ void CopyChannel::IssueByLayer(CopyBatch& batch, const HostSide& host, int64_t l
   while (static_cast<int64_t>(layer_events_.size()) < groups) layer_events_.emplace_back();
   if (after != nullptr) copy_.Wait(*after);
   copy_.Copy(batch.device_places.data(), batch.places.data(), batch.places.bytes());
+  if (groups == 1 && ByKernel(host.view, batch.host_offsets(), kv_.block_bytes)) {
+    Pass(batch, host);
+    layer_events_[0].Record(copy_);
+    return;
+  }
   for (int64_t first = 0; first < layers; first += layers_together_) {
     const int64_t bytes = std::min(layers_together_, layers - first) * layer_bytes;
     CopyPieces(batch, host, first * layer_bytes, bytes, ByKernel(host.view, batch.host_offsets(), bytes));

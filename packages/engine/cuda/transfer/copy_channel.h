@@ -83,6 +83,8 @@ class CopyChannel {
   bool BeginsLayers(int64_t layer) const { return layer % layers_together_ == 0; }
 
  private:
+  // Whole blocks by the kernel that hashes them as they pass; their places are on the device.
+  void Pass(CopyBatch& batch, const HostSide& host);
   // The same bytes of every block: [skip, skip + bytes).
   void CopyPieces(const CopyBatch& batch, const HostSide& host, int64_t skip, int64_t bytes, bool by_kernel);
   int64_t LayersTogether(int64_t layers) const;
