@@ -188,6 +188,19 @@ export interface NativeBinding {
   mapShared(fd: number, bytes: number): MappingHandle;
   /** One byte of it, which other processes see at once. Throws SETUP: it is not mapped. */
   putShared(mapping: MappingHandle, at: number, byte: number): void;
+  /**
+   * One byte of an open file for each byte of `out`: of hash i the one at `at` + (its first word ^ `tag` & `mask`). Returns how many there
+   * were, up to the first that cannot be read.
+   */
+  readBuckets(
+    fd: number,
+    at: number,
+    mask: number,
+    tag: number,
+    hashes: Uint8Array,
+    hashBytes: number,
+    out: Uint8Array,
+  ): number;
   unmapShared(mapping: MappingHandle): void;
   /**
    * A shared lock of the open file description on one byte of a file, until `fd` and its copies are closed; false: it cannot be had. And
