@@ -42,11 +42,11 @@ it('what is no list of ids, or not the prompt, is left to the parser', () => {
 
 it('whatever the body says beside its list, it is what the parser makes of all of it', () => {
   const spaces = fc.constantFrom('', '', ' ', '\n', '\t \r\n');
-  const names = fc.constantFrom('prompt', 'n', 'stop', '"prompt":[1]', 'x');
+  const names = fc.constantFrom('prompt', 'prompt', 'prompt', 'n', 'stop', '"prompt":[1]', 'x');
   const { value } = fc.letrec((tie) => ({
     value: fc.oneof(
       { maxDepth: 3 },
-      fc.array(fc.nat(2 ** 32), { maxLength: 8 }),
+      { weight: 4, arbitrary: fc.array(fc.nat(2 ** 32), { maxLength: 8 }) },
       fc.double({ noNaN: true }),
       fc.string().map((text) => text.replaceAll(',', '')),
       fc.array(tie('value'), { maxLength: 3 }),

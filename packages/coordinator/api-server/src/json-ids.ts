@@ -7,6 +7,7 @@
  * Invariant: what comes out is what JSON.parse makes of the whole body, or undefined. Where the list was found need not be right: its
  * stand-in is a number that no client knows, and the list is taken only where the parser has found that as the prompt.
  */
+import { native } from '@kvtier/data-plane';
 
 /** Token ids in memory of their own. */
 export type ReadIds = Uint32Array<ArrayBuffer>;
@@ -20,8 +21,7 @@ export interface BodyWithIds {
 
 const nameOf = Buffer.from('"prompt"');
 const [tab, newLine, carriageReturn, space] = [0x09, 0x0a, 0x0d, 0x20];
-const [comma, zero, colon, openList, closeList] = [0x2c, 0x30, 0x3a, 0x5b, 0x5d];
-const maxUint32 = 0xffff_ffff;
+const [colon, openList] = [0x3a, 0x5b];
 
 /** undefined: no list of token ids is found, or one that only a parser can say what is wrong with. */
 export function bodyWithIds(text: Uint8Array): BodyWithIds | undefined {
@@ -32,8 +32,8 @@ export function bodyWithIds(text: Uint8Array): BodyWithIds | undefined {
   if (text[start] !== colon) return undefined;
   start = skipSpace(text, start + 1);
   if (text[start] !== openList) return undefined;
-  const list = readIds(text, start + 1);
-  if (list === undefined) return undefined;
+  const list = native.readIds(text, start + 1);
+  if (list === null) return undefined;
   const { ids, end } = list;
   const standIn = Math.random();
   const shortened = Buffer.concat([bytes.subarray(0, start), Buffer.from(`[${standIn}]`), bytes.subarray(end)]);
@@ -45,28 +45,6 @@ export function bodyWithIds(text: Uint8Array): BodyWithIds | undefined {
       return { ...(parsed as object), prompt: ids };
     },
   };
-}
-
-/** From behind the bracket that opens a list: JSON's whole numbers of 32 bits, one at least. `end`: one past the bracket that closes it. */
-function readIds(text: Uint8Array, from: number): { readonly ids: ReadIds; readonly end: number } | undefined {
-  const ids = new Uint32Array((text.length - from + 1) >>> 1); // a digit and a comma each
-  let count = 0;
-  for (let at = from; ; at++) {
-    at = skipSpace(text, at);
-    const first = text[at]! - zero;
-    if (!(first >= 0 && first <= 9)) return undefined;
-    let id = first;
-    let digit = text[++at]! - zero;
-    if (first === 0 && digit >= 0 && digit <= 9) return undefined; // no JSON
-    for (; digit >= 0 && digit <= 9; digit = text[++at]! - zero) {
-      id = 10 * id + digit;
-      if (id > maxUint32) return undefined;
-    }
-    ids[count++] = id;
-    at = skipSpace(text, at);
-    if (text[at] === closeList) return { ids: ids.slice(0, count), end: at + 1 };
-    if (text[at] !== comma) return undefined;
-  }
 }
 
 /** JSON knows these four. */
