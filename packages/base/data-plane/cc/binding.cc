@@ -4,6 +4,7 @@
 
 static Napi::Object Init(Napi::Env env, Napi::Object exports) {
   kvtier::RegisterIdentity(env, exports);
+  kvtier::RegisterTokens(env, exports);
   kvtier::RegisterEvents(env, exports);
   kvtier::RegisterReceiver(env, exports);
   kvtier::RegisterArena(env, exports);

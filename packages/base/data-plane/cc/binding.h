@@ -15,6 +15,7 @@ inline std::span<const uint8_t> BytesOf(const Napi::Value& value) {
 }
 
 void RegisterIdentity(Napi::Env env, Napi::Object exports);
+void RegisterTokens(Napi::Env env, Napi::Object exports);
 void RegisterEvents(Napi::Env env, Napi::Object exports);
 void RegisterReceiver(Napi::Env env, Napi::Object exports);
 void RegisterArena(Napi::Env env, Napi::Object exports);

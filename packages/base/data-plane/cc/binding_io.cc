@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <set>
 
@@ -97,6 +98,26 @@ void PutShared(const Napi::CallbackInfo& info) {
   const auto at = static_cast<size_t>(NumberOf(info[1]));
   if (mapping.at == nullptr || at >= mapping.bytes) throw Napi::Error::New(info.Env(), "SETUP: byte " + std::to_string(at) + " is not mapped");
   __atomic_store_n(mapping.at + at, static_cast<uint8_t>(info[2].As<Napi::Number>().Uint32Value()), __ATOMIC_RELEASE);
+}
+
+// readBuckets(fd, at, mask, tag, hashes, hashBytes, out): how many were read. Not mapped: whoever writes the file may make it shorter.
+Napi::Value ReadBuckets(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const int fd = info[0].As<Napi::Number>().Int32Value();
+  const auto at = static_cast<off_t>(info[1].As<Napi::Number>().Int64Value());
+  const uint32_t mask = info[2].As<Napi::Number>().Uint32Value();
+  const uint32_t tag = info[3].As<Napi::Number>().Uint32Value();
+  const auto hashes = BytesOf(info[4]);
+  const size_t hashBytes = info[5].As<Napi::Number>().Uint32Value();
+  auto out = info[6].As<Napi::Uint8Array>();
+  if (hashBytes < 4 || hashes.size() < out.ByteLength() * hashBytes) throw Napi::RangeError::New(env, "readBuckets: fewer hashes than bytes");
+  uint32_t read = 0;
+  for (; read < out.ByteLength(); read++) {
+    uint32_t word = 0;
+    std::memcpy(&word, hashes.data() + read * hashBytes, sizeof word);
+    if (pread(fd, out.Data() + read, 1, at + static_cast<off_t>((word ^ tag) & mask)) != 1) break;
+  }
+  return Napi::Number::New(env, read);
 }
 
 void UnmapShared(const Napi::CallbackInfo& info) { MappingOf(info[0]).Unmap(); }
@@ -367,6 +388,7 @@ void RegisterIo(Napi::Env env, Napi::Object exports) {
   exports["fileIdentity"] = Napi::Function::New(env, FileIdentity);
   exports["mapShared"] = Napi::Function::New(env, MapShared);
   exports["putShared"] = Napi::Function::New(env, PutShared);
+  exports["readBuckets"] = Napi::Function::New(env, ReadBuckets);
   exports["unmapShared"] = Napi::Function::New(env, UnmapShared);
   exports["holdByte"] = Napi::Function::New(env, HoldByteOf);
   exports["isByteHeld"] = Napi::Function::New(env, ByteIsHeld);

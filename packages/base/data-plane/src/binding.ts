@@ -67,6 +67,16 @@ export interface NativeBinding {
   xxh3_128(bytes: Uint8Array): Uint8Array;
   xxh3_64(bytes: Uint8Array): bigint;
 
+  // -- tokens (binding_tokens.cc) -----------------------------------------------------------------------------------
+  /**
+   * A list of JSON's whole numbers of 32 bits, one at least, from behind the bracket that opens it; `end`: one past the bracket that closes
+   * it. null: it is none.
+   */
+  readIds(text: Uint8Array, from: number): { readonly ids: Uint32Array<ArrayBuffer>; readonly end: number } | null;
+  /** As protobuf packs uint32, and back; null: numbers beyond 32 bits, or an end within one. */
+  packIds(ids: Uint32Array): Buffer<ArrayBuffer>;
+  unpackIds(bytes: Uint8Array): Uint32Array<ArrayBuffer> | null;
+
   // -- events (binding_events.cc) ---------------------------------------------------------------------------------
   /**
    * A batch of KV events as msgpack. `words`: `count` words of `events` records (kv_events.h says how they lie). `rank`: -1 for nil.
@@ -188,6 +198,19 @@ export interface NativeBinding {
   mapShared(fd: number, bytes: number): MappingHandle;
   /** One byte of it, which other processes see at once. Throws SETUP: it is not mapped. */
   putShared(mapping: MappingHandle, at: number, byte: number): void;
+  /**
+   * One byte of an open file for each byte of `out`: of hash i the one at `at` + (its first word ^ `tag` & `mask`). Returns how many there
+   * were, up to the first that cannot be read.
+   */
+  readBuckets(
+    fd: number,
+    at: number,
+    mask: number,
+    tag: number,
+    hashes: Uint8Array,
+    hashBytes: number,
+    out: Uint8Array,
+  ): number;
   unmapShared(mapping: MappingHandle): void;
   /**
    * A shared lock of the open file description on one byte of a file, until `fd` and its copies are closed; false: it cannot be had. And

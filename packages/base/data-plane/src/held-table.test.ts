@@ -19,9 +19,17 @@ it('says the byte of the bucket that a hash and the tag name', () => {
   const table = HeldBlocks.open(arena(), 0xffff_fff0)!;
   const hashes = Buffer.from('0700000000000000f6ffffff00000000', 'hex');
   expect([table.flags(hashes, 0), table.flags(hashes, 8)]).toEqual([3, 2]);
+  expect(table.flagsOfAll(hashes, 8, 2)).toEqual(Uint8Array.of(3, 2));
+  expect(() => table.flagsOfAll(hashes, 8, 3)).toThrow('fewer hashes than bytes');
+  write(Buffer.concat([heldTableHeader(16), flags.subarray(0, 7)])); // the node has cut it off
+  expect([table.flagsOfAll(hashes, 8, 1), table.flagsOfAll(hashes.subarray(8), 8, 1)]).toEqual([
+    undefined,
+    Uint8Array.of(2),
+  ]);
   table.close();
   table.close();
   expect(table.flags(hashes, 0)).toBeUndefined();
+  expect(table.flagsOfAll(hashes, 8, 1)).toBeUndefined();
 });
 
 it('tells a beat of its node once, and none of a node that has no pulse', () => {

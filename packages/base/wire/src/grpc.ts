@@ -14,6 +14,7 @@ import {
   type handleUnaryCall,
   logVerbosity,
   Metadata,
+  makeGenericClientConstructor,
   Server,
   ServerCredentials,
   type ServiceError,
@@ -23,6 +24,8 @@ import {
 import { KvError, type KvErrorCode } from '@kvtier/errors';
 import { isLocal, type TlsFiles } from './client-credentials.ts';
 import { fromFailure, toFailure } from './failure.ts';
+import { decodeOrder, encodeOrder } from './generate-order.ts';
+import * as engine from './generated/kvtier/v1/engine.ts';
 import { KvFailure } from './generated/kvtier/v1/errors.ts';
 import { checkSocketFolder } from './private-socket.ts';
 
@@ -33,6 +36,21 @@ export { KvFailure } from './generated/kvtier/v1/errors.ts';
 export { resetCall } from './reset-call.ts';
 export { TlsServerCredentials } from './server-tls.ts';
 export type { ServerTlsFiles } from './tls.ts';
+
+/** The generated service, but for how long prompts are written and read (generate-order.ts). */
+export const EngineService = {
+  ...engine.EngineService,
+  generateMany: {
+    ...engine.EngineService.generateMany,
+    requestSerialize: encodeOrder,
+    requestDeserialize: decodeOrder,
+  },
+};
+export type EngineClient = engine.EngineClient;
+export const EngineClient = makeGenericClientConstructor(
+  EngineService,
+  engine.EngineClient.serviceName,
+) as unknown as typeof engine.EngineClient;
 
 /** For connections that were cut to be gone. */
 const cutMs = 500;

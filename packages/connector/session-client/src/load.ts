@@ -176,8 +176,8 @@ export class LoadRun {
       const { judge, timers } = this.#context;
       if (first === 0 && offsets.length > 0) judge?.began(timers.nowMs() - this.#beganMs);
       this.#offsets.set(this.#context.session.offsets(offsets), first);
-      for (const [i, checksum] of checksums.entries()) {
-        this.#checksums[first + i] = checksum;
+      for (let i = 0; i < checksums.length; i++) {
+        this.#checksums[first + i] = checksums[i]!;
         this.#tiers[first + i] = tier;
       }
       this.#ready += offsets.length;
@@ -255,7 +255,7 @@ export class LoadRun {
 
   #verdicts(flags: Uint8Array, first: number): void {
     this.#verified.set(flags, first);
-    for (const [i, flag] of flags.entries()) if (flag !== 1) this.#corrupt.push(first + i);
+    for (let i = 0; i < flags.length; i++) if (flags[i] !== 1) this.#corrupt.push(first + i);
     if (this.#corrupt.length > 0) this.#fail('checksum');
     const before = this.#came;
     while (this.#verified[this.#came] === 1) this.#came++;

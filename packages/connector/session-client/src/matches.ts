@@ -43,8 +43,8 @@ const maxEntries = 16_384;
 const isNear = 1;
 /** The same: the arena may. */
 const inArena = 4;
-/** A microsecond each, of the engine's loop: a longer hit is asked for, which takes no longer than to read it. */
-const mostInArena = 256;
+/** Half a millisecond of the engine's loop, all of them: a longer hit is asked for, which takes no longer than to read it. */
+const mostInArena = 2_048;
 /** Blocks of a chain that are looked at there, beside the first. */
 const looks = 4;
 /** What was known longer ago than this is asked again: the node's contents change. */
@@ -134,13 +134,17 @@ export class MatchTable {
   #inArena(held: HeldBlocks, hashes: Buffer): number | undefined {
     const { hashBytes } = this.#options;
     const blocks = hashes.length / hashBytes;
+    const first = held.flags(hashes, 0);
+    if (first === 0) return 0;
+    if (first === undefined || (first & inArena) === 0) return undefined;
     if (blocks > mostInArena && held.flags(hashes, mostInArena * hashBytes) !== 0) return undefined;
-    for (let block = 0; block < Math.min(blocks, mostInArena); block++) {
-      const flags = held.flags(hashes, block * hashBytes);
-      if (flags === 0) return block;
-      if (flags === undefined || (flags & inArena) === 0) return undefined;
+    const flags = held.flagsOfAll(hashes, hashBytes, Math.min(blocks, mostInArena));
+    if (flags === undefined) return undefined;
+    for (let block = 0; block < flags.length; block++) {
+      if (flags[block] === 0) return block;
+      if ((flags[block]! & inArena) === 0) return undefined;
     }
-    return Math.min(blocks, mostInArena);
+    return flags.length;
   }
 
   /**

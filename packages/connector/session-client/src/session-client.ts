@@ -109,13 +109,15 @@ export class Session {
 
   /** Wire offsets as the executor takes them; a place outside the arena is the node's error. */
   offsets(wire: readonly bigint[]): Float64Array {
-    return Float64Array.from(wire, (offset) => {
-      const number = Number(offset);
+    const offsets = new Float64Array(wire.length);
+    for (let i = 0; i < offsets.length; i++) {
+      const number = Number(wire[i]!);
       if (number <= 0 || number > this.lastOffset) {
-        throw new KvError('PROTOCOL', `the cache node named offset ${offset} outside of its arena`);
+        throw new KvError('PROTOCOL', `the cache node named offset ${wire[i]} outside of its arena`);
       }
-      return number;
-    });
+      offsets[i] = number;
+    }
+    return offsets;
   }
 }
 

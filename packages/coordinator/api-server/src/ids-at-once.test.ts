@@ -21,7 +21,7 @@ const atOnce = (value: unknown, models = [model]) => idsAtOnce('completion', mod
 const tokenizer = loadTokenizer(modelDir);
 
 it('token ids alone are read at once, and as a thread reads them', () => {
-  const prompt = Array.from({ length: 40 }, (_, i) => 3 + i);
+  const prompt = Array.from({ length: 4_000 }, (_, i) => (i * 7) % 3_520);
   const asked = { prompt, max_tokens: 8, temperature: 0, stop: ['"prompt": [1]'], cache_salt: 'mine' };
   const read = atOnce(asked)!;
   expect([...read.prompts[0]!]).toEqual(prompt);
@@ -37,7 +37,11 @@ it('what has a text, is large or is not as it should be is none of these', () =>
   expect(atOnce({ prompt: [5, 9_999] })).toBe(undefined);
   expect(atOnce({ prompt: [5, 6], temperature: 'hot' })).toBe(undefined);
   expect(atOnce({ prompt: [5, 6], model: 'another' })).toBe(undefined);
-  expect(atOnce({ prompt: Array(2_100).fill(5) })).toBe(undefined);
+  expect(atOnce({ prompt: [5, 6], user: 'x'.repeat(4_096) })).toBe(undefined);
+  const spaced = (spaces: number) =>
+    new TextEncoder().encode(`{"prompt":[5,${' '.repeat(spaces)}6]}`).buffer as ArrayBuffer;
+  expect(idsAtOnce('completion', [model], spaced(60_000))?.prompts).toEqual([Uint32Array.of(5, 6)]);
+  expect(idsAtOnce('completion', [model], spaced(70_000))).toBe(undefined);
   expect(atOnce({ prompt: [5, 6] }, [{ ...model, isPassedOn: true }])).toBe(undefined);
   expect(idsAtOnce('chat', [model], bytesOf({ messages: [], prompt: [5] }))).toBe(undefined);
   expect(idsAtOnce('completion', [model], new TextEncoder().encode('{"prompt":[5,6]').buffer as ArrayBuffer)).toBe(

@@ -9,6 +9,7 @@
 import * as z from 'zod';
 import type { ChatMessage } from './chat-template.ts';
 import { badParameter } from './errors.ts';
+import type { ReadIds } from './json-ids.ts';
 
 /** Answers of one HTTP request: prompts × n. */
 export const maxChoices = 128;
@@ -96,8 +97,8 @@ const pinSchema = z.strictObject({
 });
 const unpinSchema = z.strictObject({ model: shared.model, name: pinName });
 
-/** A prompt as text or as token ids. */
-export type Prompt = string | readonly number[];
+/** A prompt as text or as token ids; as a list of its own where these were read from the body's bytes (json-ids.ts). */
+export type Prompt = string | readonly number[] | ReadIds;
 
 export interface SamplingParams {
   readonly temperature: number;
@@ -223,7 +224,7 @@ function generationParams(given: Shared): Omit<GenerationParams, 'maxTokens' | '
 function parsePrompts(prompt: unknown): readonly Prompt[] {
   const isIds = (value: unknown): value is number[] =>
     Array.isArray(value) && value.length > 0 && value.every((id) => Number.isInteger(id) && id >= 0 && id <= maxUint32);
-  if (typeof prompt === 'string') return [prompt];
+  if (typeof prompt === 'string' || prompt instanceof Uint32Array) return [prompt as Prompt];
   if (isIds(prompt)) return [prompt];
   if (Array.isArray(prompt) && prompt.length > 0) {
     if (prompt.every((item) => typeof item === 'string') || prompt.every(isIds)) return prompt as Prompt[];

@@ -90,6 +90,7 @@ function tokensOf(endpoint: Endpoint, body: Body, model: TextModel, tokenizer: T
       return Uint32Array.from(tokenizer.encode(text, { addSpecialTokens: false, maxTokens }));
     }
     const [prompt] = parseCompletion({ prompt: body.prompt }).prompts;
+    if (prompt instanceof Uint32Array) return prompt;
     return Uint32Array.from(
       typeof prompt === 'string' ? tokenizer.encode(prompt, { addSpecialTokens: true, maxTokens }) : prompt!,
     );
@@ -112,7 +113,8 @@ const toolsFirst = ({ tools, messages }: Body): unknown => (isEmpty(tools) ? mes
 
 /** Text in pieces of four bytes, a number each. */
 function wordsOf(prompt: unknown): Uint32Array {
-  const bytes = Buffer.from(typeof prompt === 'string' ? prompt : (JSON.stringify(prompt) ?? ''));
+  const json = prompt instanceof Uint32Array ? Array.from(prompt) : prompt;
+  const bytes = Buffer.from(typeof prompt === 'string' ? prompt : (JSON.stringify(json) ?? ''));
   const words = new Uint32Array(Math.ceil(bytes.length / bytesPerToken));
   new Uint8Array(words.buffer).set(bytes);
   return words;

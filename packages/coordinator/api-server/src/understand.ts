@@ -7,6 +7,7 @@ import { KvError } from '@kvtier/errors';
 import type { Keys } from '@kvtier/kv-index';
 import { badParameter, HttpError } from './errors.ts';
 import { boundsOf, checkJsonBounds } from './json-bounds.ts';
+import { bodyWithIds } from './json-ids.ts';
 import { membersOf } from './json-members.ts';
 import { type GenerationParams, type Prompt, parseChat, parseCompletion, parsePin, parseUnpin } from './params.ts';
 import { type PassedOn, passOn } from './pass-on.ts';
@@ -94,12 +95,35 @@ export function understand<K extends BodyKind>(
   models: readonly TextModel[],
   load: (model: TextModel) => Tokenizer,
 ): Understood[K] {
-  checkJsonBounds(body, boundsOf(models.reduce((most, model) => Math.max(most, contextOf(model)), 0)));
-  const value = parseJson(body);
+  const value = (kind === 'chat' ? undefined : parseWithIds(body, models)) ?? parse(body, models);
   const model = modelOf(value, models);
   const understood = byKind[kind](value, model, () => load(model));
   return 'passedOn' in understood ? { ...understood, members: membersOf(body) } : understood;
 }
+
+/**
+ * The same of a completion whose prompt is a list of token ids, with `mostBeside` bytes beside it at most. undefined: it is none, or something
+ * is wrong, which `understand` says.
+ */
+export function understandIds(
+  body: Uint8Array,
+  models: readonly TextModel[],
+  mostBeside: number,
+): UnderstoodPrompts | undefined {
+  const value = parseWithIds(body, models, mostBeside);
+  if (value === undefined) return undefined;
+  try {
+    const model = modelOf(value, models);
+    const understood = model.isPassedOn ? undefined : byKind.completion(value, model, noTexts);
+    return understood === undefined || 'passedOn' in understood ? undefined : understood;
+  } catch {
+    return undefined;
+  }
+}
+
+const noTexts = (): never => {
+  throw new Error('a text after all');
+};
 
 /** Of a model that does not say its context: long. */
 const contextOf = ({ maxModelTokens }: TextModel): number => (maxModelTokens > 0 ? maxModelTokens : 1 << 20);
@@ -117,6 +141,22 @@ function modelOf(body: unknown, models: readonly TextModel[]): TextModel {
   if (another !== undefined)
     throw badParameter('model', 'model: is required here, as a text; GET /v1/models lists what is served.');
   return only!;
+}
+
+function parse(body: Uint8Array, models: readonly TextModel[]): unknown {
+  checkJsonBounds(body, boundsOf(models.reduce((most, model) => Math.max(most, contextOf(model)), 0)));
+  return parseJson(body);
+}
+
+/** The same where a list of token ids is most of it; undefined: where it is not, or where something is wrong, which `parse` says. */
+function parseWithIds(body: Uint8Array, models: readonly TextModel[], mostBeside = Number.POSITIVE_INFINITY): unknown {
+  const withIds = bodyWithIds(body);
+  if (withIds === undefined || withIds.shortened.length > mostBeside) return undefined;
+  try {
+    return withIds.complete(parse(withIds.shortened, models));
+  } catch {
+    return undefined;
+  }
 }
 
 function parseJson(body: Uint8Array): unknown {
@@ -170,20 +210,26 @@ function promptTokens(
   };
   const least = typeof prompt === 'string' ? load().leastTokens(prompt) : prompt.length;
   if (least >= maxModelTokens) throw tooLong(least, typeof prompt !== 'string');
-  let ids: readonly number[];
+  let ids: readonly number[] | TokenIds;
   try {
     ids = typeof prompt === 'string' ? load().encode(prompt, { addSpecialTokens, maxTokens: maxModelTokens }) : prompt;
   } catch (error) {
     throw error instanceof KvError && error.code === 'TOO_LONG' ? tooLong(maxModelTokens, false) : error;
   }
   if (ids.length === 0) throw badParameter('prompt', 'prompt: has no tokens; give at least one character.');
-  const foreign = typeof prompt === 'string' ? undefined : ids.find((id) => id >= vocabSize);
+  const foreign = typeof prompt === 'string' ? undefined : firstFrom(ids, vocabSize);
   if (foreign !== undefined) {
     throw badParameter('prompt', `prompt: token id ${foreign} is outside of the vocabulary (0 to ${vocabSize - 1}).`);
   }
   if (ids.length + (params.maxTokens ?? 1) > maxModelTokens) throw tooLong(ids.length, true);
-  return Uint32Array.from(ids);
+  return ids instanceof Uint32Array ? ids : new Uint32Array(ids);
+}
+
+/** The first id that the vocabulary does not have. */
+function firstFrom(ids: ArrayLike<number>, vocabSize: number): number | undefined {
+  for (let at = 0; at < ids.length; at++) if (ids[at]! >= vocabSize) return ids[at];
+  return undefined;
 }
 
 const promptText = (prompt: Prompt, load: () => Tokenizer): string =>
-  typeof prompt === 'string' ? prompt : load().decode(prompt);
+  typeof prompt === 'string' ? prompt : load().decode(Array.from(prompt));

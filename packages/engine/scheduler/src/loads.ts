@@ -113,12 +113,14 @@ export class Loads {
     const { kv, connector, clock } = this.#options;
     const deadlineMs = awaited ? awaited.deadlineMs + awaitedGraceMs : this.#options.deadlineMs;
     const { id } = request;
-    const tables = kv.blockTables(id).map((table) => table.slice(firstBlock, firstBlock + count));
-    const blockIds = Int32Array.from(tables.flat());
-    invariant(
-      tables.every((table) => table.length === count),
-      () => `request ${id}: ${count} blocks to load in a table that ends earlier`,
-    );
+    const tables = kv.blockTables(id);
+    const blockIds = new Int32Array(tables.length * count);
+    for (let group = 0; group < tables.length; group++) {
+      const table = tables[group]!;
+      const isLongEnough = table.length >= firstBlock + count;
+      invariant(isLongEnough, () => `request ${id}: ${count} blocks to load in a table that ends earlier`);
+      for (let i = 0; i < count; i++) blockIds[group * count + i] = table[firstBlock + i]!;
+    }
     const cancelDeadline = clock.after(deadlineMs, () => this.#expire(id));
     const endBlock = firstBlock + count;
     const load: Load = { request, cancelDeadline, firstBlock, endBlock, isAwaited: awaited !== undefined };

@@ -108,7 +108,7 @@ export class EngineRequest implements PrefixCacheRequest {
     this.stopTokenIds = options.stopTokenIds;
     this.submittedUs = options.submittedUs;
     this.onOutput = options.onOutput;
-    this.#tokens = Int32Array.from(prompt);
+    this.#tokens = new Int32Array(prompt);
     this.#tokenCount = this.promptTokens;
     const { cacheSalt } = params;
     this.hashes = new CheckedHashes(options.hasher, options.digester, cacheSalt ? { cacheSalt } : {});
@@ -122,7 +122,7 @@ export class EngineRequest implements PrefixCacheRequest {
     };
     this.extraKey = params.cacheSalt || params.loraName ? JSON.stringify([params.loraName, params.cacheSalt]) : '';
     if (params.kvCacheReportMode === 'full') this.reportMode = 'full';
-    this.hashes.append(Uint32Array.from(prompt));
+    this.hashes.append(prompt instanceof Uint32Array ? prompt : new Uint32Array(prompt));
   }
 
   get tokenCount(): number {

@@ -59,8 +59,11 @@ export function checkRequest(params: GenerateRequest, bounds: RequestBounds): vo
   const isToken = (id: number): boolean => Number.isInteger(id) && id >= 0 && id < vocabSize;
   if (!stopTokenIds.every(isToken))
     refuse(`stopTokenIds has an id that is not in the vocabulary (0..${vocabSize - 1})`);
-  for (const id of promptTokenIds)
-    if (!isToken(id)) refuse(`prompt token ${id} is not in the vocabulary (0..${vocabSize - 1})`);
+  // Ten thousand of them: a call for each takes several times as long as looking at them.
+  for (let at = 0; at < count; at++) {
+    const id = promptTokenIds[at]!;
+    if (id < 0 || id >= vocabSize) refuse(`prompt token ${id} is not in the vocabulary (0..${vocabSize - 1})`);
+  }
   if (count + 1 > maxTotalTokens) {
     const fits = `at most ${maxTotalTokens - 1} fit with room for an answer; shorten it`;
     throw new KvError('TOO_LONG', `request ${requestId}: the prompt has ${count} tokens; ${fits}`);

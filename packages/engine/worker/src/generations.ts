@@ -132,5 +132,5 @@ const scheduled = (
 ): ScheduledRequest => ({
   ...request,
   requestId,
-  promptTokenIds: Uint32Array.from(request.promptTokenIds),
+  promptTokenIds: new Uint32Array(request.promptTokenIds),
 });

@@ -44,7 +44,7 @@ export interface LoadOptions {
   readonly counters: Counters;
   /** The lower tier that holds a block, if one does. */
   readonly locate: (state: NamespaceState, hash: HashKey) => TierGate | undefined;
-  /** A block is being read by an engine. */
+  /** A block is being read by an engine, which knows of it already. */
   readonly onUsed: (state: NamespaceState, hash: HashKey, fresh: boolean) => void;
   readonly isOver: (expiresS: number) => boolean;
   readonly limits: StoreLimits;
@@ -57,6 +57,7 @@ export interface LoadOptions {
 }
 
 interface Arrived extends ArenaBlock {
+  readonly hash: HashKey;
   readonly tier: string;
 }
 
@@ -232,11 +233,9 @@ export class Load implements FetchClient, AwaitClient {
     const { arena, pins } = this.#options;
     const { namespace } = this.state;
     const hash = this.hashes[index]!;
-    const block = arena.get(namespace, hash)!;
+    const { slot, payloadBytes, checksum, expiresS } = arena.get(namespace, hash)!;
     pins.pin(namespace, hash);
-    this.#options.onUsed(this.state, hash, tier !== arena.name);
-    const { slot, payloadBytes, checksum, expiresS } = block;
-    this.#arrived[index] = { slot, payloadBytes, checksum, expiresS, tier };
+    this.#arrived[index] = { slot, payloadBytes, checksum, expiresS, hash, tier };
   }
 
   #unpin(index: number): void {
@@ -313,6 +312,11 @@ export class Load implements FetchClient, AwaitClient {
       this.#emitted += blocks.length;
       this.#toldUs = this.#options.clock.nowUs();
       this.#events.onReady(first, blocks, tier);
+      // When the engine has its answer: what other tiers are to do with them waits for nobody.
+      const { onUsed, arena } = this.#options;
+      const { namespace } = this.state;
+      for (const { hash } of blocks)
+        if (arena.get(namespace, hash) !== undefined) onUsed(this.state, hash, tier !== arena.name);
     }
   }
 

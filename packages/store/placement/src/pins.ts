@@ -12,7 +12,9 @@ import type { ArenaTop } from './ports.ts';
 
 export class Pins {
   readonly #arena: ArenaTop;
-  readonly #counts = new Map<string, number>();
+  /** By namespace: to join the two names costs more than all else that a pin does. */
+  readonly #counts = new Map<string, Map<HashKey, number>>();
+  #blocks = 0;
   readonly #leaving = new Set<string>();
 
   constructor(arena: ArenaTop) {
@@ -21,31 +23,40 @@ export class Pins {
 
   /** Blocks that are pinned at least once. */
   get blockCount(): number {
-    return this.#counts.size;
+    return this.#blocks;
   }
 
   /** The block is in the arena. */
   pin(namespace: Namespace, hash: HashKey): void {
-    const key = namespace.key + hash;
-    invariant(!this.#leaving.has(key), 'pin of a block that was removed');
+    invariant(!this.isLeaving(namespace, hash), 'pin of a block that was removed');
     this.#arena.pin(namespace, hash);
-    this.#counts.set(key, (this.#counts.get(key) ?? 0) + 1);
+    let counts = this.#counts.get(namespace.key);
+    if (counts === undefined) {
+      counts = new Map();
+      this.#counts.set(namespace.key, counts);
+    }
+    const count = counts.get(hash) ?? 0;
+    if (count === 0) this.#blocks++;
+    counts.set(hash, count + 1);
   }
 
   unpin(namespace: Namespace, hash: HashKey): void {
-    const key = namespace.key + hash;
-    const count = this.#counts.get(key);
-    invariant(count !== undefined, 'unpin of a block that is not pinned');
+    const counts = this.#counts.get(namespace.key);
+    const count = counts?.get(hash);
+    invariant(counts !== undefined && count !== undefined, 'unpin of a block that is not pinned');
     this.#arena.unpin(namespace, hash);
-    if (count > 1) this.#counts.set(key, count - 1);
-    else {
-      this.#counts.delete(key);
-      this.#leaving.delete(key);
+    if (count > 1) {
+      counts.set(hash, count - 1);
+      return;
     }
+    counts.delete(hash);
+    if (counts.size === 0) this.#counts.delete(namespace.key);
+    this.#blocks--;
+    if (this.#leaving.size > 0) this.#leaving.delete(namespace.key + hash);
   }
 
   isPinned(namespace: Namespace, hash: HashKey): boolean {
-    return this.#counts.size > 0 && this.#counts.has(namespace.key + hash);
+    return this.#counts.get(namespace.key)?.has(hash) ?? false;
   }
 
   isLeaving(namespace: Namespace, hash: HashKey): boolean {
@@ -62,8 +73,8 @@ export class Pins {
   /** Unlist blocks now. */
   remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'asked'): void {
     for (const hash of hashes) {
-      const key = namespace.key + hash;
-      if (this.#counts.has(key) && this.#arena.get(namespace, hash) !== undefined) this.#leaving.add(key);
+      if (this.isPinned(namespace, hash) && this.#arena.get(namespace, hash) !== undefined)
+        this.#leaving.add(namespace.key + hash);
     }
     this.#arena.remove(namespace, hashes, reason);
   }
