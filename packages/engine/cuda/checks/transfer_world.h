@@ -62,7 +62,7 @@ struct World {
 
   // Batches of five blocks: every call needs several.
   static TransferOptions Batched(TransferOptions options, int64_t block_bytes) {
-    options.batch_bytes = 5 * block_bytes;
+    options.batch_bytes = options.passing_bytes = 5 * block_bytes;
     return options;
   }
   int64_t Slot(int64_t index) const { return index * slot_bytes + 256; }

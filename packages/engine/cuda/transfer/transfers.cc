@@ -40,7 +40,8 @@ Transfers::Transfers(const KvBlocks& kv, const TransferOptions& options) : kv_(k
   }
   gpu::Use(options.device);
   if (paths_.threshold_bytes == 0) paths_ = gpu::Info().emulated ? PathChoice{} : MeasurePaths(kMeasuredBytes);
-  const int64_t capacity = std::clamp<int64_t>(options.batch_bytes / kv.block_bytes, 1, kMaxBatchBlocks);
+  const int64_t most_bytes = kv.block_bytes < paths_.threshold_bytes ? std::max(options.batch_bytes, options.passing_bytes) : options.batch_bytes;
+  const int64_t capacity = std::clamp<int64_t>(most_bytes / kv.block_bytes, 1, kMaxBatchBlocks);
   for (Direction direction : {Direction::kExport, Direction::kImport}) {
     auto& hash = hash_[direction == Direction::kExport ? 0 : 1];
     hash = std::make_unique<gpu::Stream>(PriorityOf(direction));
@@ -168,6 +169,7 @@ void Transfers::Run(Hold& hold, const Call& call, const Deliver& deliver, Transf
   const bool is_export = call.direction == Direction::kExport;
   const auto total = static_cast<int64_t>(call.block_ids.size());
   int64_t per_batch = channel.capacity();
+  const int64_t by_engine = std::clamp<int64_t>(options_.batch_bytes / kv_.block_bytes, 1, std::min(per_batch, options_.batch_blocks));
   if (!arena.pinned()) {
     per_batch = std::clamp<int64_t>(options_.stage_bytes / kv_.block_bytes, 1, per_batch);
     for (CopyBatch& batch : channel.batches()) ReserveStage(batch);
@@ -182,7 +184,7 @@ void Transfers::Run(Hold& hold, const Call& call, const Deliver& deliver, Transf
       CopyBatch& batch = channel.batch(next);
       const bool passing = by_kernel();
       // One operation for all its pieces, or one for each.
-      Fill(batch, call, issued, std::min(passing ? per_batch : std::min(per_batch, options_.batch_blocks), total - issued));
+      Fill(batch, call, issued, std::min({passing ? per_batch : by_engine, per_batch, total - issued}));
       HostSide host{arena.base(), arena.view(), arena.chunk_bytes()};
       if (!arena.pinned()) {
         host = Stage(batch);

@@ -42,9 +42,9 @@ struct TransferOptions {
   // Whether the GPU has nothing else to do: then blocks below the threshold go by kernels. Empty: never.
   std::function<bool()> alone;
   int channels = 2;    // calls per direction on the bus at the same time
-  int batches = 2;  // per channel, in flight
-  // Each batch's checksums cost the model some microseconds besides their bytes.
-  int64_t batch_bytes = 64 << 20;
+  int batches = 3;  // per channel, in flight
+  int64_t batch_bytes = 32 << 20;
+  int64_t passing_bytes = 64 << 20;  // of a batch that a kernel moves: between two of them the bus waits for some microseconds
   int64_t batch_blocks = 256;     // by the copy engine: a stream takes about a thousand operations before it makes its caller wait
   int64_t layered_blocks = 8192;  // most blocks of one import by layers; 0: there are none
   int64_t stage_bytes = 8 << 20;  // per batch, where an arena is not pinned
