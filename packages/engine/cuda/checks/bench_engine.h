@@ -59,6 +59,10 @@ class Engine {
     if (std::ranges::count(import->good(), uint8_t{0}) > 0) throw std::runtime_error("a block arrived wrong");
     return token;
   }
+  // Its slots lie in no order from now on, as in a system that has run for a while.
+  void Shuffle() {
+    for (size_t i = offsets.size() - 1; i > 0; --i) std::swap(offsets[i], offsets[(i * 2654435761u) % (i + 1)]);
+  }
   // What the GPU holds of the prompt is gone.
   void Forget() {
     gpu::Stream stream;

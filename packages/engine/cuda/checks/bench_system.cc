@@ -24,7 +24,7 @@ std::string Name(int64_t step_tokens) {
 // Cold and warm by turns, so that both see the same minute.
 void ColdAndWarm(int64_t step_tokens) {
   Engine engine(step_tokens);
-  std::vector<double> cold, warm, layered;
+  std::vector<double> cold, warm, layered, unordered;
   engine.Compute(0, 0);  // loads kernels
   for (int i = 0; i < Rounds(3); ++i) {
     const int64_t prompt = 1 + i;
@@ -41,9 +41,17 @@ void ColdAndWarm(int64_t step_tokens) {
     if (again != by_layer) throw std::runtime_error("two imports of the same blocks gave different tokens");
     fprintf(stderr, "prompt %ld: token %d cold, %d warm\n", static_cast<long>(prompt), first, again);
   }
+  engine.Shuffle();
+  for (int i = 0; i < Rounds(3); ++i) {
+    engine.Compute(1 + i, 0);
+    engine.Export();
+    engine.Forget();
+    unordered.push_back(WallUs([&] { engine.WarmByLayer(1 + i); }));
+  }
   ReportFlops("cold", Name(step_tokens), Median(cold), StepFlops(engine.model.shape(), 0, static_cast<double>(kPrompt)));
   ReportUs("warm from the arena", Name(step_tokens), Median(warm), Median(cold), "cold, same prompts");
   ReportUs("warm from the arena by layer", Name(step_tokens), Median(layered), Median(cold), "cold, same prompts");
+  ReportUs("warm from the arena by layer, in no order", Name(step_tokens), Median(unordered), Median(cold), "cold, same prompts");
 }
 
 KVTIER_BENCH(system_512) { ColdAndWarm(Scaled(512)); }

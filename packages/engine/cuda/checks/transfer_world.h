@@ -2,10 +2,12 @@
 #pragma once
 #include <sys/mman.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "../../../base/data-plane/cc/xxh3.h"
@@ -120,5 +122,24 @@ class Gate {
   bool open_ = false;
   gpu::Stream stream_;
 };
+
+constexpr int64_t kShortUs = 100'000;
+
+// True as soon as the condition holds; false after a minute.
+template <class Condition>
+bool Eventually(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+inline TransferOptions ShortDeadline(int64_t threshold_bytes) {
+  TransferOptions options = Options(threshold_bytes);
+  options.deadline_us = kShortUs;
+  return options;
+}
 
 }  // namespace kvtier::cuda::check

@@ -12,6 +12,7 @@ constexpr int64_t kMergeBelowBytes = 1 << 20;  // a copy of its own costs nothin
 constexpr int64_t kVectorBytes = 16;           // of the kernels
 // A stream takes about a thousand operations before it makes its caller wait, without a deadline.
 constexpr int64_t kMaxLayeredCopies = 512;
+constexpr size_t kFirstPieces = 32;
 // Layers that come together: four at least, for larger pieces and a fourth of the operations, and as many as make pieces of this size: smaller
 // ones take the bus longer than waiting for more layers costs.
 constexpr int64_t kLayersTogether = 4, kLeastSliceBytes = 16 << 10;
@@ -49,7 +50,11 @@ CopyChannel::CopyChannel(Direction direction, const KvBlocks& kv, int64_t capaci
 }
 
 bool CopyChannel::ByKernel(const uint8_t* view, std::span<const int64_t> host_offsets, int64_t bytes) const {
-  if (bytes >= paths_.threshold_bytes || view == nullptr || bytes % kVectorBytes != 0) return false;
+  return bytes < paths_.threshold_bytes && Reaches(view, host_offsets, bytes);
+}
+
+bool CopyChannel::Reaches(const uint8_t* view, std::span<const int64_t> host_offsets, int64_t bytes) {
+  if (view == nullptr || bytes % kVectorBytes != 0) return false;
   return std::ranges::all_of(host_offsets, [](int64_t offset) { return offset % kVectorBytes == 0; });
 }
 
@@ -87,7 +92,11 @@ void CopyChannel::CopyPieces(const CopyBatch& batch, const HostSide& host, int64
       copy_.Copy2D(block, pool_stride, slot, host_stride, row, rows);
     }
   }
-  copy_.CopyPieces(singles);
+  // The bus begins with the first ones while the others are being enqueued.
+  const std::span<const gpu::Stream::Piece> all(singles);
+  const size_t first = std::min(kFirstPieces, all.size());
+  copy_.CopyPieces(all.first(first));
+  if (first < all.size()) copy_.CopyPieces(all.subspan(first));
 }
 
 void CopyChannel::StartHash(CopyBatch& batch) {
@@ -132,14 +141,17 @@ int64_t CopyChannel::LayersTogether(int64_t layers) const {
 }
 
 bool CopyChannel::TakesLayers(const CopyBatch& batch, const HostSide& host, int64_t layers) const {
-  const int64_t together = LayersTogether(layers), groups = (layers + together - 1) / together, bytes = kv_.block_bytes / layers * together;
-  if (ByKernel(host.view, batch.host_offsets(), bytes)) return true;
+  const int64_t together = LayersTogether(layers), groups = (layers + together - 1) / together;
+  return Reaches(host.view, batch.host_offsets(), kv_.block_bytes / layers) || FewCopies(batch, host, groups);
+}
+
+bool CopyChannel::FewCopies(const CopyBatch& batch, const HostSide& host, int64_t groups) const {
   const auto runs =
       PlanRuns(batch.pool_offsets(), batch.host_offsets(), kv_.block_bytes, {host.chunk_bytes, kv_.block_bytes + 1, max_pitch_bytes_});
   return groups * static_cast<int64_t>(runs.size()) <= kMaxLayeredCopies;
 }
 
-void CopyChannel::IssueByLayer(CopyBatch& batch, const HostSide& host, int64_t layers, const gpu::Event* after) {
+bool CopyChannel::IssueByLayer(CopyBatch& batch, const HostSide& host, int64_t layers, const gpu::Event* after) {
   batch.hashing = false;
   const int64_t layer_bytes = kv_.block_bytes / layers;
   layers_together_ = LayersTogether(layers);
@@ -150,15 +162,19 @@ void CopyChannel::IssueByLayer(CopyBatch& batch, const HostSide& host, int64_t l
   if (groups == 1 && ByKernel(host.view, batch.host_offsets(), kv_.block_bytes)) {
     Pass(batch, host);
     layer_events_[0].Record(copy_);
-    return;
+    return true;
   }
+  // Blocks that lie in no order are too many copies: the step waits for them and for nothing else, so a kernel may take what it needs.
+  const bool reached = Reaches(host.view, batch.host_offsets(), layer_bytes);
+  const bool by_kernel = reached && (layer_bytes * layers_together_ < paths_.threshold_bytes || !FewCopies(batch, host, groups));
   for (int64_t first = 0; first < layers; first += layers_together_) {
     const int64_t bytes = std::min(layers_together_, layers - first) * layer_bytes;
-    CopyPieces(batch, host, first * layer_bytes, bytes, ByKernel(host.view, batch.host_offsets(), bytes));
+    CopyPieces(batch, host, first * layer_bytes, bytes, by_kernel);
     layer_events_[static_cast<size_t>(first / layers_together_)].Record(copy_);
   }
   batch.copied.Record(copy_);
   StartHash(batch);
+  return by_kernel;
 }
 
 }  // namespace kvtier::cuda

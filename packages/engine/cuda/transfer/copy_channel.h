@@ -71,11 +71,11 @@ class CopyChannel {
   void Issue(CopyBatch& batch, const HostSide& host, const gpu::Event* after, bool by_kernel);
   // Enqueues its checksums. Export: what is to be exported is in the pool. Import: `copied` has fired.
   void StartHash(CopyBatch& batch);
-  // Import only, copies and checksums: a few layers' slice of all blocks after the other.
-  void IssueByLayer(CopyBatch& batch, const HostSide& host, int64_t layers, const gpu::Event* after);
+  // Import only, copies and checksums: a few layers' slice of all blocks after the other. Whether a kernel moves them.
+  bool IssueByLayer(CopyBatch& batch, const HostSide& host, int64_t layers, const gpu::Event* after);
   // Whether pieces of `bytes` at these places go by the kernel. view: of the host's memory, null where kernels do not reach it.
   bool ByKernel(const uint8_t* view, std::span<const int64_t> host_offsets, int64_t bytes) const;
-  // False where slices would have to go one by one, too many for a stream to take: then import whole blocks.
+  // False where slices would have to go one by one, too many for a stream to take, and no kernel reaches them: then import whole blocks.
   bool TakesLayers(const CopyBatch& batch, const HostSide& host, int64_t layers) const;
   // Of the last IssueByLayer. Fires when that layer is there, and a few after it.
   const gpu::Event& LayerEvent(int64_t layer) const { return layer_events_[static_cast<size_t>(layer / layers_together_)]; }
@@ -88,6 +88,10 @@ class CopyChannel {
   // The same bytes of every block: [skip, skip + bytes).
   void CopyPieces(const CopyBatch& batch, const HostSide& host, int64_t skip, int64_t bytes, bool by_kernel);
   int64_t LayersTogether(int64_t layers) const;
+  // Whether the kernels can: from where they see it, in whole vectors.
+  static bool Reaches(const uint8_t* view, std::span<const int64_t> host_offsets, int64_t bytes);
+  // Whether the slices are few enough for the copy engine, put together.
+  bool FewCopies(const CopyBatch& batch, const HostSide& host, int64_t groups) const;
 
   const Direction direction_;
   const KvBlocks kv_;

@@ -41,7 +41,7 @@ std::unique_ptr<LayeredImport> Transfers::ImportByLayer(int arena, std::span<con
   import->offsets_.assign(offsets.begin(), offsets.end());
   import->sums_.assign(sums.begin(), sums.end());
   try {
-    channel.IssueByLayer(batch, host, layers, after);
+    if (channel.IssueByLayer(batch, host, layers, after)) kernel_blocks_ += block_ids.size();
   } catch (...) {
     Seclude(std::move(import->hold_), block_ids, offsets, true, import->result_);
     throw;

@@ -60,7 +60,7 @@ it(
     }
     const named = (words: string) => lines.filter(({ name }) => name!.startsWith(words)).length;
     expect([named('cold'), named('warm from the arena'), named('warm from the disk'), named('start')]).toEqual([
-      2, 4, 2, 6,
+      2, 6, 2, 6,
     ]);
     expect([named('8B decode'), named('exports'), named('imports')]).toEqual([4, 1, 1]);
     const ratio = (words: string) => lines.find(({ name }) => name!.includes(words))?.ratio;
