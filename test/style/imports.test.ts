@@ -86,6 +86,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
   'coordinator/dispatch': ['base/errors', 'coordinator/kv-index', 'coordinator/registry', 'coordinator/routing'],
   'coordinator/api-server': [
     'base/config',
+    'base/data-plane',
     'base/errors',
     'base/identity',
     'base/telemetry',

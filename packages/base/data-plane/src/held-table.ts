@@ -81,7 +81,7 @@ export class HeldBlocks implements NodePulse {
     }
   }
 
-  /** The same of the first `count` hashes, in a quarter of a microsecond each; undefined: not of all of them. */
+  /** The same of `count` hashes that begin `hashBytes` from each other, in half the time; undefined: not of all of them. */
   flagsOfAll(hashes: Buffer, hashBytes: number, count: number): Uint8Array | undefined {
     if (this.#closed) return undefined;
     const flags = new Uint8Array(count);

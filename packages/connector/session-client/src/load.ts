@@ -310,9 +310,10 @@ export class LoadRun {
     this.#ended = true;
     const gap = this.#verified.indexOf(0);
     const loaded = gap < 0 ? this.#verified.length : gap;
-    this.#release();
     const reason = loaded < this.#verified.length ? this.#reason : '';
     this.#onEnd({ loaded, tiers: this.#tiers.slice(0, loaded), withStep: this.#withStep, reason });
+    // When what the blocks were waited for has begun, or was told: nobody waits for this.
+    setImmediate(() => this.#release());
   }
 
   #release(): void {

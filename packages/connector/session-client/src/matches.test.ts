@@ -21,6 +21,8 @@ class Rig {
   /** Of each lookup, the first block. */
   readonly asked: number[] = [];
   flagsOf: (block: number) => number | undefined = () => away;
+  /** The same by a block's first two bytes. */
+  flagsAt: (block: number) => number | undefined = (block) => this.flagsOf(block & 0xff);
   usPerBlock = 1_000;
 
   constructor(windows = [Number.POSITIVE_INFINITY], hasTable = true) {
@@ -34,9 +36,9 @@ class Rig {
       return { held: count, spans: [{ tier: 'peer', count }], estimatedUs: count * this.usPerBlock };
     };
     const held = {
-      flags: (of: Buffer, at: number) => this.flagsOf(of[at]!),
+      flags: (of: Buffer, at: number) => this.flagsAt(of.readUInt16LE(at)),
       flagsOfAll: (of: Buffer, bytes: number, count: number) => {
-        const all = Array.from({ length: count }, (_, block) => this.flagsOf(of[block * bytes]!));
+        const all = Array.from({ length: count }, (_, block) => this.flagsAt(of.readUInt16LE(block * bytes)));
         return all.includes(undefined) ? undefined : Uint8Array.from(all as number[]);
       },
     };
@@ -133,6 +135,35 @@ it('what lies in the arena is asked for where more of it lies elsewhere, is not 
   rig.flagsOf = (block) => (block === 2_048 % blocks ? nowhere : arena);
   expect(await rig.match('8 of 2080 blocks', 0, long)).toBe(8); // block 2048 has the name of block 8
   expect(rig.counters.unaskedHits).toBe(2);
+});
+
+it('of what lies in the arena the end is found, though of a long hit few blocks are looked at', async () => {
+  const rig = new Rig();
+  rig.usPerBlock = 1;
+  /** 300 blocks, each with a name of its own. */
+  const long = Buffer.alloc(300 * hashBytes);
+  for (let block = 0; block < 300; block++) long.writeUInt16LE(block, block * hashBytes);
+  for (let end = 1; end <= 300; end++) {
+    let looks = 0;
+    rig.flagsAt = (block) => {
+      looks++;
+      return block < end ? arena : nowhere;
+    };
+    expect([end, await rig.match(`until ${end}`, 0, long)]).toEqual([end, end]);
+    expect(looks).toBeLessThan(50);
+  }
+  expect(rig.asked).toEqual([]);
+  for (const block of [0, 128, 299]) {
+    for (const flags of [near, undefined]) {
+      rig.flagsAt = (at) => (at === block ? flags : arena);
+      await rig.match(`${block} is ${flags}`, 0, long);
+    }
+  }
+  for (const flags of [near, undefined]) {
+    rig.flagsAt = (at) => (at < 200 ? arena : at < 203 ? flags : nowhere); // between two looks
+    await rig.match(`202 is ${flags}`, 0, long);
+  }
+  expect(rig.asked).toHaveLength(8);
 });
 
 it('a node without a table is asked, and for a model with windows every node', async () => {

@@ -43,8 +43,11 @@ const maxEntries = 16_384;
 const isNear = 1;
 /** The same: the arena may. */
 const inArena = 4;
-/** Half a millisecond of the engine's loop, all of them: a longer hit is asked for, which takes no longer than to read it. */
+/** A quarter of a millisecond of the engine's loop: a longer hit is asked for, which takes no longer than to read it. */
 const mostInArena = 2_048;
+/** Of a hit beyond so many blocks, each `arenaStep`th is looked at, and the last: a look takes up to a microsecond. */
+const mostInEach = 128;
+const arenaStep = 8;
 /** Blocks of a chain that are looked at there, beside the first. */
 const looks = 4;
 /** What was known longer ago than this is asked again: the node's contents change. */
@@ -130,7 +133,10 @@ export class MatchTable {
     return noHit;
   }
 
-  /** So many blocks of this lie in the arena, and no more of it is held; undefined: it is not told. A byte may say too much: the load comes short. */
+  /**
+   * So many blocks of this lie in the arena, and no more of it is held; undefined: it is not told. A byte may say too much, and of a long
+   * hit not all are looked at: what another tier holds of it the load brings from there, and where nobody does it comes short.
+   */
   #inArena(held: HeldBlocks, hashes: Buffer): number | undefined {
     const { hashBytes } = this.#options;
     const blocks = hashes.length / hashBytes;
@@ -138,13 +144,28 @@ export class MatchTable {
     if (first === 0) return 0;
     if (first === undefined || (first & inArena) === 0) return undefined;
     if (blocks > mostInArena && held.flags(hashes, mostInArena * hashBytes) !== 0) return undefined;
-    const flags = held.flagsOfAll(hashes, hashBytes, Math.min(blocks, mostInArena));
+    const end = Math.min(blocks, mostInArena);
+    const step = end > mostInEach ? arenaStep : 1;
+    const flags = held.flagsOfAll(hashes, step * hashBytes, Math.ceil(end / step));
     if (flags === undefined) return undefined;
-    for (let block = 0; block < flags.length; block++) {
-      if (flags[block] === 0) return block;
-      if ((flags[block]! & inArena) === 0) return undefined;
+    for (let look = 0; look < flags.length; look++) {
+      if (flags[look] === 0) return this.#endInArena(held, hashes, (look - 1) * step + 1, look * step);
+      if ((flags[look]! & inArena) === 0) return undefined;
     }
-    return flags.length;
+    const last = held.flags(hashes, (end - 1) * hashBytes);
+    if (last === 0) return this.#endInArena(held, hashes, (flags.length - 1) * step + 1, end - 1);
+    return last === undefined || (last & inArena) === 0 ? undefined : end;
+  }
+
+  /** The first block that is held nowhere, of `from` to `end`, of which the last is; undefined: another tier holds one before it. */
+  #endInArena(held: HeldBlocks, hashes: Buffer, from: number, end: number): number | undefined {
+    const { hashBytes } = this.#options;
+    for (let block = from; block < end; block++) {
+      const flags = held.flags(hashes, block * hashBytes);
+      if (flags === 0) return block;
+      if (flags === undefined || (flags & inArena) === 0) return undefined;
+    }
+    return end;
   }
 
   /**

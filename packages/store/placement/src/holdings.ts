@@ -209,15 +209,15 @@ export class Holdings {
     const load = new Load(
       this.state,
       hashes,
-      { ...this.#parts, maxBlocks, tenant: this.#traits.tenant, session: this.#waits },
       {
-        onReady: events.onReady,
-        onDone: (loaded, reason) => {
+        ...this.#parts,
+        ...{ maxBlocks, tenant: this.#traits.tenant, session: this.#waits },
+        onOver: (loaded) => {
           this.#parts.recency.used(this.state.namespace, hashes, loaded);
           this.#parts.pumpWriteDowns();
-          events.onDone(loaded, reason);
         },
       },
+      events,
     );
     this.#loads.set(id, load);
     counters.add('load.blocks.asked', hashes.length);

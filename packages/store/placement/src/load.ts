@@ -46,6 +46,8 @@ export interface LoadOptions {
   readonly locate: (state: NamespaceState, hash: HashKey) => TierGate | undefined;
   /** A block is being read by an engine, which knows of it already. */
   readonly onUsed: (state: NamespaceState, hash: HashKey, fresh: boolean) => void;
+  /** The first `loaded` blocks are told to the engine, and no more; after `onDone`. */
+  readonly onOver: (loaded: number) => void;
   readonly isOver: (expiresS: number) => boolean;
   readonly limits: StoreLimits;
   readonly awaiting: Awaiting;
@@ -70,6 +72,8 @@ export class Load implements FetchClient, AwaitClient {
   readonly #options: LoadOptions;
   readonly #events: LoadEvents;
   readonly #arrived: (Arrived | undefined)[];
+  /** Told to the engine, and not counted as used yet. */
+  #told: Arrived[] = [];
   /** Indexes of blocks that lower tiers hold and that were not asked for yet, from `#wantedNext` on. */
   #wanted: number[] = [];
   #wantedNext = 0;
@@ -281,7 +285,10 @@ export class Load implements FetchClient, AwaitClient {
       if (this.#ended) return;
       this.#flush();
       if (this.#emitted === this.#limit) this.#end(this.#reason);
-      else this.#watchWindow();
+      else {
+        this.#use();
+        this.#watchWindow();
+      }
     });
   }
 
@@ -312,12 +319,17 @@ export class Load implements FetchClient, AwaitClient {
       this.#emitted += blocks.length;
       this.#toldUs = this.#options.clock.nowUs();
       this.#events.onReady(first, blocks, tier);
-      // When the engine has its answer: what other tiers are to do with them waits for nobody.
-      const { onUsed, arena } = this.#options;
-      const { namespace } = this.state;
-      for (const { hash } of blocks)
-        if (arena.get(namespace, hash) !== undefined) onUsed(this.state, hash, tier !== arena.name);
+      this.#told.push(...blocks);
     }
+  }
+
+  /** When the engine has its answers: what tiers are to do with blocks that it uses waits for nobody. */
+  #use(): void {
+    const { onUsed, arena } = this.#options;
+    const { namespace } = this.state;
+    for (const { hash, tier } of this.#told)
+      if (arena.get(namespace, hash) !== undefined) onUsed(this.state, hash, tier !== arena.name);
+    this.#told = [];
   }
 
   #end(reason: LoadReason): void {
@@ -330,5 +342,7 @@ export class Load implements FetchClient, AwaitClient {
     if (this.#emitted < this.#limit) this.#give(this.#emitted, reason);
     this.#options.counters.add(`load.ended.${this.#reason === '' ? 'complete' : this.#reason}`);
     this.#events.onDone(this.#emitted, this.#reason);
+    this.#use();
+    this.#options.onOver(this.#emitted);
   }
 }

@@ -182,6 +182,20 @@ describe('load', () => {
     expect(bench.clock.pending).toBe(0);
   });
 
+  it('its blocks and its end are told to the engine before tiers hear that they are used', async () => {
+    const bench = new Bench(8);
+    const engine = bench.engine();
+    engine.put(chain('x', 2));
+    const seen: string[] = [];
+    vi.spyOn(bench.arena, 'touch').mockImplementation((_, hashes) => void seen.push(`touch ${hashes.length}`));
+    engine.holdings.load(1n, chain('x', 2), 100, {
+      onReady: (first, blocks) => void seen.push(`ready ${first} ${blocks.length}`),
+      onDone: (loaded) => void seen.push(`done ${loaded}`),
+    });
+    await settled();
+    expect(seen).toEqual(['ready 0 2', 'done 2', 'touch 2']);
+  });
+
   it('two loads of one block share one read', async () => {
     const bench = new Bench(8);
     await onDisk(bench, 'x', 2);
