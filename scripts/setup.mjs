@@ -11,7 +11,7 @@ import { root, SetupError, script } from './lib/command.mjs';
 import { withLock } from './lib/lock.mjs';
 import { buildAhead, cudaGap, ensureNative, nativeIsCurrent } from './lib/native.mjs';
 import { ensureNpmPackages, npmIsCurrent } from './lib/npm.mjs';
-import { ensurePrograms, programsAreCurrent } from './lib/programs.mjs';
+import { ensureCode, ensurePrograms, programsAreCurrent } from './lib/programs.mjs';
 import { ensureSystemPackages } from './lib/system.mjs';
 
 const minimumNode = [20, 19];
@@ -50,6 +50,7 @@ export async function setup({ need = ['npm', 'native'], packages = [] } = {}) {
         await ensurePrograms();
       }
       await ensureNative(need, ahead);
+      if (npm && need.includes('native')) await ensureCode(); // programs load native modules as they begin
     } finally {
       await ahead; // nothing of ours runs on without the lock
     }

@@ -1,18 +1,18 @@
 /**
- * Our programs, each as one file of JavaScript below build/programs: from their sources, hundreds of files that are read and
- * translated one by one, a service takes a second or two of a CPU to start; from here a fifth of that. Packages are bundled, too, but
+ * Our programs, each as one script below build/programs (one-script.mjs): from their sources, hundreds of files that are read and
+ * translated one by one, a service takes a second or two of a CPU to start; from here an eighth of that. Packages are bundled, too, but
  * for those with native parts and those that are loaded when they are wanted; their licences lie beside the programs.
  * `inputs.json` names every source with its size and time, and npm's list of what it installed: who starts a program
  * (packages/cli/src/programs.ts) takes the bundle as long as none has changed, else the sources, so that no build is ever older than
  * what it was made of.
  */
 import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
-import { join, relative } from 'node:path';
+import { basename, dirname, join, relative } from 'node:path';
 import { pathToFileURL } from 'node:url';
-import { bundling, commonJs, licencesOf } from './bundling.mjs';
+import { licencesOf } from './bundling.mjs';
 import { root } from './command.mjs';
+import { isCodeKept, keepCode, oneScriptEach } from './one-script.mjs';
 import { step } from './progress.mjs';
-import { linesOfOurs } from './source-maps.mjs';
 
 const folder = join(root, 'build/programs');
 const inputsFile = join(folder, 'inputs.json');
@@ -20,6 +20,7 @@ const inputsFile = join(folder, 'inputs.json');
 const besides = [
   'scripts/lib/programs.mjs',
   'scripts/lib/bundling.mjs',
+  'scripts/lib/one-script.mjs',
   'scripts/lib/source-maps.mjs',
   'node_modules/.package-lock.json',
 ];
@@ -30,6 +31,10 @@ export const programSources = {
   'services/cache-node/main': 'services/cache-node/src/main.ts',
   'cli/kvtier': 'packages/cli/src/kvtier.ts',
   'threads/text-thread': 'packages/coordinator/api-server/src/text-thread.ts',
+};
+/** Configurations by which a program does more of its start before its first wait. */
+const begins = {
+  'services/coordinator/main': { port: 0, discovery: { kind: 'static', workers: [] } },
 };
 /** Of shared pieces that no program names any more: one that runs may still want to load them. */
 const keepMs = 24 * 3_600_000;
@@ -50,37 +55,37 @@ export function programsAreCurrent() {
 }
 
 /** What vitest runs before slow tests, so that they start what the sources say now. */
-export { ensurePrograms as setup };
+export async function setup() {
+  await ensurePrograms();
+  await ensureCode();
+}
 
 export async function ensurePrograms() {
   if (programsAreCurrent()) return;
   await step('bundle the programs', async () => {
-    const { build } = await import('esbuild');
     const before = new Map(besides.map((path) => [join(root, path), stateOf(join(root, path))]));
-    const { metafile, outputFiles } = await build({
-      ...bundling,
-      absWorkingDir: root,
-      entryPoints: programSources,
-      outdir: folder,
-      sourcemap: 'linked',
-      sourcesContent: false,
-      metafile: true,
-      write: false,
-      banner: { js: commonJs },
-      plugins: [ourPlaces(before)],
-    });
-    mkdirSync(folder, { recursive: true });
-    for (const { path, contents, text } of outputFiles) {
-      mkdirSync(join(path, '..'), { recursive: true });
-      writeFileSync(`${path}.new`, path.endsWith('.map') ? await linesOfOurs(text) : contents);
+    const { metafile, files } = await oneScriptEach(programSources, folder, ourPlaces(before));
+    for (const [path, contents] of files) {
+      mkdirSync(dirname(path), { recursive: true });
+      writeFileSync(`${path}.new`, contents);
     }
-    for (const { path } of outputFiles) renameSync(`${path}.new`, path); // who starts meanwhile sees the old one or the new one
+    for (const path of files.keys()) renameSync(`${path}.new`, path); // who starts meanwhile sees the old one or the new one
     writeFileSync(join(folder, 'licences-of-packages.txt'), licencesOf(metafile));
     const inputs = Object.fromEntries([...before].map(([path, state]) => [relative(root, path), state]));
     writeFileSync(`${inputsFile}.new`, JSON.stringify({ root, inputs }));
     renameSync(`${inputsFile}.new`, inputsFile);
-    removeOld(new Set(outputFiles.map(({ path }) => path)));
+    removeOld([...files.keys()].map((path) => basename(path)));
   });
+}
+
+/** V8's code of the programs that lack it, for this Node. A start does without, too, and takes half as long again. */
+export async function ensureCode() {
+  const programs = Object.keys(programSources).map((name) => [name, join(folder, `${name}.mjs`)]);
+  const lacking = programs.filter(([, file]) => !isCodeKept(file));
+  if (lacking.length === 0) return;
+  await step("keep the programs' compiled code", () =>
+    Promise.all(lacking.map(([name, file]) => keepCode(file, begins[name] ?? {}))),
+  );
 }
 
 /** @param {Map<string, string>} before filled with the state of each source from before it is read */
@@ -114,6 +119,7 @@ function removeOld(current) {
   if (!existsSync(shared)) return;
   for (const name of readdirSync(shared)) {
     const path = join(shared, name);
-    if (!current.has(path) && Date.now() - statSync(path).mtimeMs > keepMs) rmSync(path);
+    const isCurrent = current.some((file) => name.startsWith(file));
+    if (!isCurrent && Date.now() - statSync(path).mtimeMs > keepMs) rmSync(path);
   }
 }

@@ -1,25 +1,34 @@
 /**
- * A source map of lines alone, and of our sources alone: Node parses a map whole when a service starts, and what it says of columns and of
- * packages is many times the rest. A frame is told with its file and line, and with the column at which that line begins to run; where a
- * package's code stands the map says nothing, so that its frames are told as they are in the bundle.
+ * What the lines of a bundle are in our sources, of its map: packages' code and columns within a line are most of it, and nobody asks for them.
+ * A frame is told with its file and line, and with the column at which that line begins to run; where a package's code stands the table says
+ * nothing, so that its frames are told as they are in the bundle.
  */
+import { join, relative } from 'node:path';
 
-/** @param {string} text a map, as JSON */
-export async function linesOfOurs(text) {
-  const { decode, encode } = await import('@jridgewell/sourcemap-codec'); // set-up begins without any package
-  const { sources, mappings, ...rest } = JSON.parse(text);
+/**
+ * @param {string} text a map, as JSON
+ * @param {string} from the folder that its sources are named from
+ * @param {string} to the folder that they are to be named from
+ * @returns {Promise<string>} for packages/base/telemetry/src/source-lines.ts
+ */
+export async function linesOfOurs(text, from, to) {
+  const { decode } = await import('@jridgewell/sourcemap-codec'); // set-up begins without any package
+  const { sources, mappings } = JSON.parse(text);
   const kept = sources.filter((path) => !path.includes('node_modules/'));
   const place = sources.map((path) => kept.indexOf(path));
   let said = 'nothing';
-  const lines = decode(mappings).map((line, at) =>
+  const rows = decode(mappings).flatMap((line, at) =>
     line.flatMap(([column, source, ...original]) => {
       const isOurs = source !== undefined && place[source] >= 0;
-      // One segment that says nothing ends what the one before it says.
+      // One row that says nothing ends what the one before it says.
       const says = isOurs ? `${at} ${source} ${original[0]}` : 'nothing';
       if (says === said) return [];
       said = says;
-      return [isOurs ? [column, place[source], ...original] : [column]];
+      return isOurs ? [at, column, place[source], original[0], original[1]] : [at, column, -1, 0, 0];
     }),
   );
-  return JSON.stringify({ ...rest, sources: kept, mappings: encode(lines) });
+  return JSON.stringify({
+    sources: kept.map((path) => relative(to, join(from, path))),
+    rows: Buffer.from(Int32Array.from(rows).buffer).toString('base64'),
+  });
 }

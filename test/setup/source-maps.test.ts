@@ -1,11 +1,14 @@
 import { SourceMap, type SourceMapPayload } from 'node:module';
+import { SourceLines } from '@kvtier/telemetry/testing';
 import { build } from 'esbuild';
 import { expect, it } from 'vitest';
 
 const script = new URL('../../scripts/lib/source-maps.mjs', import.meta.url).href;
-const { linesOfOurs } = (await import(script)) as { linesOfOurs: (text: string) => Promise<string> };
+const { linesOfOurs } = (await import(script)) as {
+  linesOfOurs: (text: string, from: string, to: string) => Promise<string>;
+};
 
-it('what a map says of our lines stays as it was, once for each, and of packages it says nothing', async () => {
+it('what a map says of our lines the table says, once for each, and of packages it says nothing', async () => {
   const files: Record<string, string> = {
     'main.ts': "import { a } from './node_modules/p.js';\nimport { b } from './b.ts';\nexport const sum = a + b;\n",
     'node_modules/p.js': 'const inner = 1;\nexport const a = inner + 1;\n',
@@ -22,26 +25,29 @@ it('what a map says of our lines stays as it was, once for each, and of packages
     ...{ entryPoints: ['main.ts'], bundle: true, format: 'esm', sourcemap: 'linked', outdir: '/virtual', write: false },
     plugins: [virtual],
   });
-  const [whole, ours] = [outputFiles[0]!.text, await linesOfOurs(outputFiles[0]!.text)].map(
-    (text) => new SourceMap(JSON.parse(text) as SourceMapPayload),
-  );
-  const where = (map: SourceMap, line: number, column: number): string => {
-    const entry = map.findEntry(line, column);
+  const whole = new SourceMap(JSON.parse(outputFiles[0]!.text) as SourceMapPayload);
+  const table = await linesOfOurs(outputFiles[0]!.text, '/virtual', '/virtual/shared');
+  const ours = new SourceLines(table);
+  const before = (line: number, column: number): string => {
+    const entry = whole.findEntry(line, column);
     return 'originalSource' in entry && entry.originalSource !== undefined
-      ? `${entry.originalSource}:${entry.originalLine}`
+      ? `../${entry.originalSource}:${entry.originalLine}`
       : 'nowhere';
   };
-  const segments = (JSON.parse(await linesOfOurs(outputFiles[0]!.text)) as SourceMapPayload).mappings
-    .split(/[;,]/)
-    .filter(Boolean);
-  expect(segments.length).toBe(7);
+  const after = (line: number, column: number): string => {
+    const place = ours.find(line, column);
+    return place === undefined ? 'nowhere' : `${place.source}:${place.line}`;
+  };
+  const { sources, rows } = JSON.parse(table) as { sources: string[]; rows: string };
+  expect(sources.sort()).toEqual(['../b.ts', '../main.ts']);
+  expect(Buffer.from(rows, 'base64').length).toBe(7 * 5 * 4);
   const told = new Set<string>();
   for (const [line, text] of outputFiles[1]!.text.split('\n').entries()) {
     for (let column = 0; column < text.length; column++) {
-      const before = where(whole!, line, column);
-      expect(where(ours!, line, column)).toBe(before.includes('node_modules/') ? 'nowhere' : before);
-      told.add(before.replace(/:.*/, ''));
+      const where = before(line, column);
+      expect(after(line, column)).toBe(where.includes('node_modules/') ? 'nowhere' : where);
+      told.add(where.replace(/:.*/, ''));
     }
   }
-  expect([...told].sort()).toEqual(['b.ts', 'main.ts', 'node_modules/p.js', 'nowhere']);
+  expect([...told].sort()).toEqual(['../b.ts', '../main.ts', '../node_modules/p.js', 'nowhere']);
 });

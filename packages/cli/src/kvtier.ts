@@ -1,4 +1,6 @@
 /** The `kvtier` command as a program of its own. */
 import { main } from './main.ts';
 
-process.exitCode = await main(process.argv.slice(2));
+void main(process.argv.slice(2)).then((code) => {
+  process.exitCode = code;
+});

@@ -10,7 +10,6 @@
 import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
 import { stderrSink } from './line-sink.ts';
-import { readSourceMaps } from './source-maps.ts';
 
 /** From the signal to SIGKILL; a supervisor that stops several services gives less. */
 const closeDeadlineMs = 8_000;
@@ -79,7 +78,6 @@ export function runService(name: string, start: () => Promise<RunningService>): 
   start().then(
     (service) => {
       running = service;
-      readSourceMaps();
       native.watchTurns(); // of the service; a start may take its time
       if (!closing) tell({ ready: service.ready });
     },

@@ -22,18 +22,6 @@ _models = itertools.count()
 
 
 class EngineCase(NodeCase):
-    _shared: Node | None = None
-
-    def shared(self) -> Node:
-        """One node for all tests of a class that do it no harm: a start costs more than most of them. Each has a model of its own."""
-        cls = type(self)
-        if cls._shared is None:
-            node = Node()
-            cls.addClassCleanup(node.remove)
-            node.start()
-            cls._shared = node
-        return cls._shared
-
     @staticmethod
     def own(shape: Shape) -> Shape:
         """The same of a model that nobody else has."""

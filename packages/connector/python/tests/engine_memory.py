@@ -127,8 +127,17 @@ class LayerMemory:
         self.tensor, self.axes, self.heads, self.dim, self.block_tokens = tensor, axes, heads, dim, block_tokens
         # Kernels may take smaller blocks than the manager.
         self.kernel_tokens = tensor.shape[axes.index("n")]
+        #: Of what was asked for once: nothing moves, and most of a test would be this sum.
+        self._known: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        self._known_runs: dict[int, list[tuple[int, int]]] = {}
 
     def _places(self, block: int, token: int, head: int) -> list[tuple[int, int]]:
+        known = self._known.get((block, token, head))
+        if known is None:
+            known = self._known[block, token, head] = self._sum(block, token, head)
+        return known
+
+    def _sum(self, block: int, token: int, head: int) -> list[tuple[int, int]]:
         small = self.block_tokens // self.kernel_tokens
         at = {"b": block * small + token // self.kernel_tokens, "n": token % self.kernel_tokens, "h": head, "d": 0}
         sides = 2 if "k" in self.axes else 1
@@ -142,13 +151,24 @@ class LayerMemory:
             at += size
 
     def read(self, block: int, token: int, head: int) -> bytes:
-        return b"".join(ctypes.string_at(place, size) for place, size in self._places(block, token, head))
+        return b"".join([ctypes.string_at(place, size) for place, size in self._places(block, token, head)])
 
     def poison(self, block: int) -> None:
-        for token in range(self.block_tokens):
-            for head in range(self.heads):
-                for place, size in self._places(block, token, head):
-                    ctypes.memset(place, 0xDD, size)
+        for place, size in self._runs(block):
+            ctypes.memset(place, 0xDD, size)
+
+    def _runs(self, block: int) -> list[tuple[int, int]]:
+        """All bytes of a block, in as few pieces as they lie in."""
+        runs = self._known_runs.get(block)
+        if runs is None:
+            runs = self._known_runs[block] = []
+            whole = itertools.product(range(self.block_tokens), range(self.heads))
+            for place, size in sorted(itertools.chain.from_iterable(self._sum(block, *at) for at in whole)):
+                if runs and sum(runs[-1]) == place:
+                    runs[-1] = (runs[-1][0], runs[-1][1] + size)
+                else:
+                    runs.append((place, size))
+        return runs
 
 
 #: How the layers of one group lie: name -> axes of a tensor, outermost first in its shape.

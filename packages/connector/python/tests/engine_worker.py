@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import pickle
@@ -28,6 +29,11 @@ class Work:
     end: int
 
 
+@functools.lru_cache(maxsize=1 << 15)
+def _kv(seed: bytes, size: int) -> bytes:
+    return hashlib.shake_128(seed).digest(size)
+
+
 class Worker:
     """One rank: its layers' memory, its half of the connector."""
 
@@ -48,10 +54,10 @@ class Worker:
         self.connector = (shape.connector or KvtierConnector)(config, KVConnectorRole.WORKER, engine.kv_cache_config(stage))
         self.connector.register_kv_caches(tensors)
 
-    def kv_of(self, state: bytes, layer: str, group: int, head: int) -> bytes:
+    def of_layer(self, layer: str, group: int, head: int) -> bytes:
+        """What the KV of a head depends on, beside the tokens before it."""
         absolute = 0 if self.engine.shape.groups[group].kind == "mla" else self.first_head + head
-        seed = state + f"{self.engine.shape.model} {layer} {absolute}".encode()
-        return hashlib.shake_128(seed).digest(4 * self.engine.shape.dim)
+        return f"{self.engine.shape.model} {layer} {absolute}".encode()
 
     def execute(self, output: Any, work: list[Any]) -> Any:
         connector = self.connector
@@ -83,14 +89,15 @@ class Worker:
             shape = self.engine.shape.groups[group]
             size, table = shape.block_tokens, item.tables[group]
             first = 0 if not shape.window else max(0, item.computed - shape.window + 1)
+            bytes_each = 4 * self.engine.shape.dim
             for name, layer in layers.items():
+                heads = [(head, self.of_layer(name, group, head)) for head in range(layer.heads)]
                 for position in range(item.computed, item.end):
-                    for head in range(layer.heads):
-                        data = self.kv_of(states[position], name, group, head)
+                    for head, of in heads:
+                        data = _kv(states[position] + of, bytes_each)
                         layer.write(table[position // size], position % size, head, data)
                 for position in range(first, item.end):
-                    for head in range(layer.heads):
-                        block = table[position // size]
-                        wanted = self.kv_of(states[position], name, group, head)
-                        if block == 0 or layer.read(block, position % size, head) != wanted:
+                    block, state = table[position // size], states[position]
+                    for head, of in heads:
+                        if block == 0 or layer.read(block, position % size, head) != _kv(state + of, bytes_each):
                             self.engine.wrong.append((item.name, name, position, self.rank))

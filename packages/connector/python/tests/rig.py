@@ -190,7 +190,9 @@ class Engine:
 
 
 class NodeCase(unittest.TestCase):
-    """A test with a node of its own, and engines that are closed."""
+    """A test with a node, and engines that are closed."""
+
+    _shared: Node | None = None
 
     def setUp(self) -> None:
         if not NODE:
@@ -201,6 +203,21 @@ class NodeCase(unittest.TestCase):
         self.addCleanup(node.remove)
         node.start()
         return node
+
+    @staticmethod
+    def shared() -> Node:
+        """One node for all tests of a file that do it no harm: a start costs more than most of them. Each has a namespace or a model of its own."""
+        if NodeCase._shared is None:
+            node = Node()
+            unittest.addModuleCleanup(NodeCase._unshare)
+            unittest.addModuleCleanup(node.remove)
+            node.start()
+            NodeCase._shared = node
+        return NodeCase._shared
+
+    @staticmethod
+    def _unshare() -> None:
+        NodeCase._shared = None
 
     def engine(self, node: Node, **options: Any) -> Engine:
         engine = Engine(node.socket_path, **options)

@@ -13,7 +13,7 @@ from rig import NAMESPACE, PAYLOAD_BYTES, NodeCase, chain, until
 
 class StoresAndLoads(NodeCase):
     def test_what_one_engine_stored_another_loads(self) -> None:
-        node = self.node()
+        node = self.shared()
         hashes = chain("a", 20)
         first = self.engine(node)
         for block in range(20):
@@ -84,7 +84,7 @@ class StoresAndLoads(NodeCase):
         self.assertEqual(stats.result()["session.attached"], 1)
 
     def test_a_pin_is_ended_by_who_has_its_ticket(self) -> None:
-        node = self.node()
+        node = self.shared()
         engine, other, stranger = self.engine(node), self.engine(node), self.engine(node, namespace=bytes(32))
         hashes, ticket = chain("t", 3), os.urandom(16)
         engine.store(hashes, [0, 1, 2])
@@ -103,17 +103,17 @@ class StoresAndLoads(NodeCase):
         self.assertEqual(count(engine.session.unpin(hashes)), 0)
 
     def test_a_node_that_knows_no_tickets_is_not_told(self) -> None:
-        node = self.node()
+        node = self.shared()
         engine = self.engine(node)
         engine.attached().ends_pins = False
         request = engine.session.end_pin(os.urandom(16))
         self.assertEqual((request.done, request.error and request.error.code), (True, "DISCONNECTED"))
-        self.assertEqual((engine.held(chain("t", 1)), engine.session.sessions), (0, 1))
+        self.assertEqual((engine.held(chain("u", 1)), engine.session.sessions), (0, 1))
 
 
 class Reservations(NodeCase):
     def test_what_is_aborted_was_never_there_and_another_may_write_it(self) -> None:
-        node = self.node()
+        node = self.shared()
         engine, other = self.engine(node), self.engine(node)
         hashes = chain("f", 2)
         reservation = engine.reserve(b"", hashes)

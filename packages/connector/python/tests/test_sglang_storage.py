@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
 import random
 import signal
@@ -16,9 +18,17 @@ from rig import Node, NodeCase, until  # noqa: E402
 from sglang_play import Engine, Extra, Flat, Pool, Transfer, chain, names  # noqa: E402
 
 
+_models = itertools.count()
+
+
 class StorageCase(NodeCase):
+    def setUp(self) -> None:
+        super().setUp()
+        #: The model of this test alone: others use the same node.
+        self.model = {"weights_digest": hashlib.sha256(f"{next(_models)}".encode()).hexdigest()}
+
     def sglang(self, node: Node | None, pool: Pool | None = None, socket: str = "", attached: bool = True, **more: Any) -> Engine:
-        engine = Engine(node.socket_path if node else socket, pool, **more)
+        engine = Engine(node.socket_path if node else socket, pool, **{**self.model, **more})
         self.addCleanup(engine.close)
         if attached:
             until("the engine is attached", lambda: engine.attached)
@@ -37,7 +47,7 @@ class StorageCase(NodeCase):
 
 class Shapes(StorageCase):
     def test_what_one_engine_stored_another_loads_in_every_layout(self) -> None:
-        node = self.node()
+        node = self.shared()
         for layout in ("layer_first", "page_first"):
             for page_size in (1, 4, 16):
                 with self.subTest(layout=layout, page_size=page_size):
@@ -69,7 +79,7 @@ class Shapes(StorageCase):
         self.unharmed(engine)
 
     def test_sglang_is_told_of_each_batch_once(self) -> None:
-        node = self.node()
+        node = self.shared()
         engine = self.sglang(node, Pool(200))
         keys = names(5, 150)
         self.assertIsNone(engine.storage.get_stats())
@@ -84,7 +94,7 @@ class Shapes(StorageCase):
         self.unharmed(engine)
 
     def test_ranks_that_hold_the_same_store_once_and_all_load(self) -> None:
-        node = self.node()
+        node = self.shared()
         keys = names(4, 12)
         ranks = [self.sglang(node, Pool(32, sides=1), rank=rank, ranks=2, mla=True) for rank in range(2)]
         self.assertEqual(ranks[1].backup(keys), 12)
@@ -94,7 +104,7 @@ class Shapes(StorageCase):
         self.unharmed(*ranks)
 
     def test_ranks_with_heads_of_their_own_do_not_see_each_others_pages(self) -> None:
-        node = self.node()
+        node = self.shared()
         keys = names(5, 6)
         ranks = [self.sglang(node, rank=rank, ranks=2) for rank in range(2)]
         self.assertEqual((ranks[0].backup(keys), ranks[1].exists(keys)), (6, 0))
@@ -103,7 +113,7 @@ class Shapes(StorageCase):
         self.unharmed(*ranks)
 
     def test_tensors_instead_of_host_pages_and_pages_of_a_draft_model(self) -> None:
-        node = self.node()
+        node = self.shared()
         keys = names(6, 10)
         first = self.sglang(node, zero_copy=False)
         self.assertEqual((first.backup(keys), first.exists(keys), first.prefetch(keys)), (10, 10, (10, [])))
@@ -126,7 +136,7 @@ class Shapes(StorageCase):
         self.unharmed(first, second)
 
     def test_pools_beside_the_kv_shorten_a_prefix_to_what_all_bring(self) -> None:
-        node = self.node()
+        node = self.shared()
         engine = self.sglang(node)
         extra = {"indexer": Pool(64, 4, "page_first", sides=1, layers=2, row=16), "mamba": Pool(64, 1, sides=1, layers=2, row=64)}
         for name, pool in extra.items():
@@ -161,7 +171,7 @@ class Shapes(StorageCase):
         self.unharmed(engine)
 
     def test_pages_whose_prefix_is_told_are_stored_also_when_it_is_gone(self) -> None:
-        node = self.node()
+        node = self.shared()
         engine = self.sglang(node)
         keys = names(9, 12)
         self.assertEqual(engine.backup(keys[:6]), 6)
@@ -171,7 +181,7 @@ class Shapes(StorageCase):
         self.unharmed(engine)
 
     def test_calls_with_nonsense_are_misses(self) -> None:
-        node = self.node()
+        node = self.shared()
         engine = self.sglang(node)
         indices = engine.pool.alloc(4)
         call = engine.storage
@@ -188,7 +198,7 @@ class Shapes(StorageCase):
 
 class Generations(StorageCase):
     def test_after_a_flush_or_clear_nothing_older_is_loaded(self) -> None:
-        node = self.node()
+        node = self.shared()
         engine, other, keeps = self.sglang(node), self.sglang(node), self.sglang(node, keep_on_flush=True)
         keys = names(1, 8)
         self.assertEqual(engine.backup(keys), 8)
@@ -202,7 +212,7 @@ class Generations(StorageCase):
         self.unharmed(engine, other, keeps)
 
     def test_ranks_agree_on_a_generation_without_a_word(self) -> None:
-        node = self.node()
+        node = self.shared()
         ranks = [self.sglang(node, Pool(32, sides=1), rank=rank, ranks=2, mla=True) for rank in range(2)]
         for one in ranks:
             one.storage.clear()
@@ -380,7 +390,7 @@ class Faults(StorageCase):
         self.unharmed(*engines)
 
     def test_a_defect_of_ours_is_told_once_and_ends_in_misses(self) -> None:
-        node = self.node()
+        node = self.shared()
         engine = self.sglang(node)
         with mock.patch.object(engine.storage.pages, "store", side_effect=RuntimeError("a defect")):
             with self.assertLogs("kvtier.sglang", "ERROR") as logs:

@@ -13,6 +13,7 @@ import tempfile
 import time
 import types
 import unittest
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -110,26 +111,26 @@ class Shapes(EngineCase):
         first, _ = self.both(Shape(blocks=24, step_tokens=48), 0.5)
         texts = prompts(6, 40, 8)
         for asynchronous in (False, True):
-            engine = self.play(self.node(), Shape(blocks=30, step_tokens=48, asynchronous=asynchronous))
+            engine = self.play(self.shared(), self.own(Shape(blocks=30, step_tokens=48, asynchronous=asynchronous)))
             self.serve(engine, texts, outputs=16)
             self.serve(engine, texts, outputs=16)
             self.assertGreater(engine.preemptions, 0)
 
     def test_output_blocks(self) -> None:
         """What an answer added is found by the next turn of the conversation."""
-        node = self.node()
-        engine = self.play(node)
+        node, shape = self.shared(), self.own(Shape())
+        engine = self.play(node, shape)
         text = prompts(1)[0]
         (answer,) = self.serve(engine, [text], outputs=21)
         self.until_held(node, engine, 60)
-        other = self.play(node)
+        other = self.play(node, shape)
         self.serve(other, [text + answer + [5]])
         self.assertEqual(other.external_tokens, 60)  # the last token that was answered was never computed
 
     def test_two_models_share_nothing(self) -> None:
-        node = self.node()
-        self.serve(self.play(node), prompts(3))
-        for other in (Shape(model="another"), Shape(options={"weights_digest": "cd" * 32}), Shape(tp=2)):
+        node, shape = self.shared(), self.own(Shape())
+        self.serve(self.play(node, shape), prompts(3))
+        for other in (replace(shape, model="another"), Shape(options={"weights_digest": "cd" * 32}), replace(shape, tp=2)):
             engine = self.play(node, other)
             self.serve(engine, prompts(3))
             self.assertEqual(engine.external_tokens, 0)
@@ -139,11 +140,11 @@ class Requests(EngineCase):
     """Single requests that are special."""
 
     def test_what_is_not_loaded(self) -> None:
-        node = self.node()
-        first = self.play(node)
+        node, shape = self.shared(), self.own(Shape())
+        first = self.play(node, shape)
         self.serve(first, prompts(2))
         self.until_held(node, first, 40)
-        engine = self.play(node)
+        engine = self.play(node, shape)
         cases: list[dict[str, Any]] = [
             {"skip_reading": True},
             {"lora_request": object()},
@@ -158,20 +159,20 @@ class Requests(EngineCase):
         self.assertEqual(engine.external_tokens, 40)
 
     def test_what_is_not_stored(self) -> None:
-        engine = self.play(self.node())
+        engine = self.play(self.shared(), self.own(Shape()))
         self.serve(engine, prompts(2), lora_request=object())
         self.serve(engine, prompts(2, seed=2), kv_transfer_params={"kvtier": {"store": False}})
         self.assertEqual(self.stored(engine), 0)
 
     def test_unknown_kinds(self) -> None:
         with self.assertLogs("kvtier.vllm", "WARNING") as logs:
-            engine = self.play(self.node(), Shape([GroupShape("full"), GroupShape("mamba")]), attached=False)
+            engine = self.play(self.shared(), self.own(Shape([GroupShape("full"), GroupShape("mamba")])), attached=False)
         self.assertEqual(len([line for line in logs.output if "MambaSpec" in line]), 1)
         self.serve(engine, prompts(3))
         self.assertEqual((self.stored(engine), engine.external_tokens), (0, 0))
 
     def test_context_parallel_is_refused(self) -> None:
-        engine = self.play(self.node(), Shape(dcp=2), attached=False)
+        engine = self.play(self.shared(), self.own(Shape(dcp=2)), attached=False)
         self.serve(engine, prompts(3))
         self.assertEqual(engine.connector._scheduler.refusal[:28], "decode_context_parallel_size")
 
@@ -193,13 +194,13 @@ class Requests(EngineCase):
                 mock.patch("engine_play._utils", utils),
                 self.assertLogs("kvtier.vllm", "INFO") as logs,
             ):
-                self.play(self.node())
+                self.play(self.shared(), self.own(Shape()))
                 logging.getLogger("kvtier.vllm").info("there are logs")
                 self.assertEqual(len([line for line in logs.output if "PYTHONHASHSEED" in line]), lines)
                 self.assertEqual(utils.NONE_HASH, ROOT)
 
     def test_nothing_turns_often_beside_an_engine_that_needs_nothing(self) -> None:
-        engine = self.play(self.node())
+        engine = self.play(self.shared(), self.own(Shape()))
         self.attach(engine)
         pauses: list[float] = []
         node = engine.connector._scheduler._node
@@ -216,11 +217,11 @@ class Requests(EngineCase):
         until("it is awake", lambda: 0.05 in pauses[3:])
 
     def test_abort_at_every_step(self) -> None:
-        node = self.node()
-        first = self.play(node)
+        node, shape = self.shared(), self.own(Shape(prefix_caching=False))
+        first = self.play(node, replace(shape, prefix_caching=True))
         self.serve(first, prompts(2))
         self.until_held(node, first, 40)
-        engine = self.play(node, Shape(prefix_caching=False))
+        engine = self.play(node, shape)
         for after in range(8):
             engine.add(f"aborted {after}", prompts(2)[after % 2], 6)
             for _ in range(after):
@@ -232,11 +233,11 @@ class Requests(EngineCase):
 
     def test_the_local_hit_shrinks(self) -> None:
         """What was staged behind a local hit does not serve a request that has lost it."""
-        node = self.node()
-        first = self.play(node)
+        node, shape = self.shared(), self.own(Shape())
+        first = self.play(node, shape)
         (wanted,) = self.serve(first, [prompts(1)[0]])
         self.until_held(node, first, 40)
-        engine = self.play(node)
+        engine = self.play(node, shape)
         self.serve(engine, [prompts(1)[0][:16] + [9] * 5])
         engine.waiting.clear()
         engine.add("shrinks", prompts(1)[0])
@@ -251,8 +252,8 @@ class Requests(EngineCase):
         self.assertEqual(half.counters["restaged"], 1)
 
     def test_reset_is_another_generation(self) -> None:
-        node = self.node()
-        engine = self.play(node)
+        node, shape = self.shared(), self.own(Shape())
+        engine = self.play(node, shape)
         self.serve(engine, prompts(3))
         before = self.stored(engine)
         self.assertTrue(engine.connector.reset_cache())
@@ -261,7 +262,7 @@ class Requests(EngineCase):
         self.serve(engine, prompts(3))
         self.assertEqual(engine.external_tokens, 0)
         self.assertEqual(self.stored(engine), 2 * before)
-        again = self.play(node)  # from disk, the weights are those of before
+        again = self.play(node, shape)  # from disk, the weights are those of before
         self.serve(again, prompts(3))
         self.assertGreater(again.external_tokens, 0)
 
@@ -445,12 +446,12 @@ class Faults(EngineCase):
 
     def test_a_callback_that_raises(self) -> None:
         """Whatever goes wrong in here, requests end with their tokens, also those that wait for a load."""
-        node = self.node()
-        first = self.play(node)
+        node, shape = self.shared(), self.own(Shape(prefix_caching=False))
+        first = self.play(node, shape)
         self.serve(first, self.texts)
         self.until_held(node, first, 40)
         for broken in ("scheduler.SchedulerHalf.matched", "scheduler.SchedulerHalf.new_request", "staging.Stage.parts"):
-            engine = self.play(node, Shape(prefix_caching=False))
+            engine = self.play(node, shape)
             names = [f"{broken} {i}" for i in range(5)]
             with mock.patch(f"kvtier.vllm.{broken}", side_effect=RuntimeError("on purpose")):
                 with self.assertLogs("kvtier.vllm", "ERROR") as logs:

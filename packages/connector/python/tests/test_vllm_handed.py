@@ -7,6 +7,7 @@ import sys
 import time
 import types
 import unittest
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -27,7 +28,7 @@ class Handed(EngineCase):
         for shape in (Shape(), Shape(tp=2), Shape([GroupShape(), GroupShape("window", window=9)], blocks=160)):
             text = prompts(1, 41)[0]
             (wanted,) = self.serve(self.alone(shape), [text])
-            node = self.node()
+            node, shape = self.shared(), self.own(shape)
             first, params = self.prefill(node, shape, text)
             self.assertEqual(params["remote_num_tokens"], 40)
             self.assertEqual(len(params["remote_block_ids"]), len(shape.groups))
@@ -50,8 +51,8 @@ class Handed(EngineCase):
 
     def test_a_promise_that_is_not_kept(self) -> None:
         """The prefill pod is gone: one deadline, then it is computed."""
-        node = self.node()
-        shape = Shape(options={"promise_deadline_ms": 400})
+        node = self.shared()
+        shape = self.own(Shape(options={"promise_deadline_ms": 400}))
         text = prompts(1, 41)[0]
         _, params = self.prefill(node, shape, text)
         second = self.play(node, shape)
@@ -63,8 +64,8 @@ class Handed(EngineCase):
 
     def test_promises_of_strangers(self) -> None:
         """Other names, other tokens, nonsense: nobody waits."""
-        node = self.node()
-        shape = Shape(options={"promise_deadline_ms": 60_000})
+        node = self.shared()
+        shape = self.own(Shape(options={"promise_deadline_ms": 60_000}))
         text = prompts(1, 41)[0]
         _, params = self.prefill(node, shape, text)
         second = self.play(node, shape)
@@ -82,25 +83,25 @@ class Handed(EngineCase):
 
     def test_a_store_is_all_that_links_the_pods(self) -> None:
         """Nothing of the prefill's answer reaches the decode pod: it loads what is committed when it asks, and waits for nothing."""
-        node = self.node()
+        node, shape = self.shared(), self.own(Shape())
         text = prompts(1, 41)[0]
-        first = self.play(node)
+        first = self.play(node, shape)
         first.add("prefill", text, 1)
         while "prefill" not in first.done:
             first.step()
-        second = self.play(node)
+        second = self.play(node, shape)
         (wanted,) = self.serve(self.alone(), [text])
         self.assertEqual(self.serve(second, [text]), [wanted])  # before its last blocks are committed
         self.assertEqual(second.connector._scheduler.counters.get("promises", 0), 0)
         first.run()
         self.until_held(node, first, 40)
-        third = self.play(node)
+        third = self.play(node, shape)
         self.assertEqual(self.serve(third, [text]), [wanted])
         self.assertEqual(third.external_tokens, 40, self.told(third))
 
     def test_the_keys_of_the_answer(self) -> None:
         """Those that NIXL's connector of vLLM 0.27 gives, and one of ours beside them; nothing in it says where it lies: names do."""
-        _, params = self.prefill(self.node(), Shape(), prompts(1, 41)[0])
+        _, params = self.prefill(self.shared(), self.own(Shape()), prompts(1, 41)[0])
         nixls = {
             "do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host",
             "remote_port", "tp_size", "remote_num_tokens", "remote_blocks_expiry_time", "transfer_mode",
@@ -112,9 +113,9 @@ class Handed(EngineCase):
     def test_prefills_and_decodes_that_are_aborted(self) -> None:
         """A prefill that nobody gets an answer of pins nothing. A decode pod that refuses its request lets its engine know by a request
         that is aborted as soon as it has come: it waits for nothing, and leaves nothing."""
-        node, text = self.node(), prompts(1, 41)[0]
-        _, params = self.prefill(node, Shape(), text)
-        engine = self.play(node)
+        node, shape, text = self.shared(), self.own(Shape()), prompts(1, 41)[0]
+        _, params = self.prefill(node, shape, text)
+        engine = self.play(node, shape)
         pins: list[object] = []
         engine.connector._scheduler._node.pin = lambda *args: pins.append(args)
         engine.add("given up", text, 8, kv_transfer_params={"do_remote_decode": True})
@@ -165,7 +166,7 @@ class Hinted(EngineCase):
             self.assertEqual(second.external_tokens, kept, self.told(first, second))
 
     def test_each_action_by_its_outcome(self) -> None:
-        engine = self.play(self.node(), Shape(options={"hint_pin_ms": 60_000}))
+        engine = self.play(self.shared(), self.own(Shape(options={"hint_pin_ms": 60_000})))
 
         def outcomes(text: list[int], **params: Any) -> list[int]:
             counters = engine.connector._scheduler.counters
@@ -213,11 +214,11 @@ class Planned(EngineCase):
     """A load that computing would beat is not begun, or ends in time."""
 
     def test_what_the_node_says_is_slower_is_computed(self) -> None:
-        node = self.node()
+        node, shape = self.shared(), self.own(Shape())
         text = prompts(1, 41)[0]
-        (wanted,) = self.serve(self.play(node), [text])
+        (wanted,) = self.serve(self.play(node, shape), [text])
         for plans, said_ms, loaded in ((True, 15_000.0, 0), (True, 1.0, 40), (False, 15_000.0, 40)):
-            engine = self.play(node, Shape(options={"plan_loads": plans}))
+            engine = self.play(node, replace(shape, options={**shape.options, "plan_loads": plans}))
             said = mock.patch.object(lookups.Lookups, "estimated_ms", lambda _self, _tokens, said=said_ms: said)
             with said, mock.patch.object(pace, "BASE_MS", 10_000.0):  # a busy machine takes its time
                 self.assertEqual(self.serve(engine, [text]), [wanted])
@@ -225,9 +226,9 @@ class Planned(EngineCase):
 
     def test_a_step_that_computes_nothing_stands_for_its_loads(self) -> None:
         """Else the engine would sleep, and look again later. A step that computes stands for nothing."""
-        node = self.node()
+        node, shape = self.shared(), self.own(Shape())
         texts = prompts(1, 41) + prompts(1, 41, seed=9)
-        first = self.play(node)
+        first = self.play(node, shape)
         wanted = self.serve(first, texts[:1], outputs=200) + self.serve(first, texts[1:])
         until("both are held", lambda: all(self.held(first, one) >= 40 for one in first.done.values()))
         stood: list[bool] = []
@@ -251,7 +252,8 @@ class Planned(EngineCase):
             return engine.requests[name].state == "loading"
 
         with mock.patch.object(copies.Copies, "load", slow):
-            second = self.play(node, Shape(options={"patience_us": 20_000}, prefix_caching=False))
+            patient = replace(shape, options={**shape.options, "patience_us": 20_000}, prefix_caching=False)
+            second = self.play(node, patient)
             second.add("idle", texts[0], outputs=200)
             until("it is loaded", lambda: loading(second, "idle"))
             self.assertEqual(second._received, {"idle"})  # in the step that began it
@@ -269,9 +271,9 @@ class Planned(EngineCase):
 
     def test_the_only_request_is_waited_for_longer(self) -> None:
         """Where there is nothing else to do, a step stands three patiences at most; beside others one for each answer."""
-        node = self.node()
+        node, shape = self.shared(), self.own(Shape())
         texts = prompts(2)
-        first = self.play(node)
+        first = self.play(node, shape)
         wanted = self.serve(first, texts)
         self.until_held(node, first, 40)
         waited: list[float] = []
@@ -283,7 +285,7 @@ class Planned(EngineCase):
             stage.began_at -= age_s
             return real(stage, 0.0) if len(waited) < 3 else real(stage, wait_s)
 
-        second = self.play(node, Shape(options={"patience_us": 20_000}, prefix_caching=False))
+        second = self.play(node, replace(shape, options={**shape.options, "patience_us": 20_000}, prefix_caching=False))
         half = second.connector._scheduler
 
         def ask(*names: str) -> None:

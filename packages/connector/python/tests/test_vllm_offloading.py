@@ -67,7 +67,7 @@ class Offloading(EngineCase):
 
         freed = Pool.free_blocks
         texts = [[n * 100 + i for i in range(49)] for n in range(6)]
-        node, shape = self.node(), offloading(GroupShape("window", window=9), step_tokens=64)
+        node, shape = self.shared(), self.own(offloading(GroupShape("window", window=9), step_tokens=64))
         with mock.patch.object(Pool, "free_blocks", last_freed_first):
             first = self.play(node, shape)
             given = []
@@ -89,7 +89,7 @@ class Offloading(EngineCase):
 
     def test_blocks_given_away(self) -> None:
         """Too few blocks: stores are flushed, requests preempted."""
-        engine = self.play(self.node(), offloading(blocks=30, step_tokens=48))
+        engine = self.play(self.shared(), self.own(offloading(blocks=30, step_tokens=48)))
         texts = prompts(6, 40, 8)
         wanted = self.serve(self.alone(Shape(blocks=30, step_tokens=48)), texts, outputs=16)
         for _ in range(3):
@@ -97,8 +97,9 @@ class Offloading(EngineCase):
         self.assertGreater(engine.preemptions, 0)
 
     def test_it_shares_with_the_connector(self) -> None:
-        for writes, reads in ((offloading(), Shape()), (Shape(), offloading())):
-            node = self.node()
+        for to, of in ((KvtierOffloadingConnector, None), (None, KvtierOffloadingConnector)):
+            node, shape = self.shared(), self.own(Shape())
+            writes, reads = replace(shape, connector=to), replace(shape, connector=of)
             texts = prompts(5)
             first = self.play(node, writes)
             wanted = self.serve(first, texts)
@@ -146,22 +147,22 @@ class Offloading(EngineCase):
                 self.assertGreater(first.external_tokens, before)
 
     def test_other_requests(self) -> None:
-        node = self.node()
-        engine = self.play(node, offloading())
+        node, shape = self.shared(), self.own(offloading())
+        engine = self.play(node, shape)
         text = prompts(1)[0]
         self.serve(engine, [text], lora_request=object())
         self.serve(engine, [text], kv_transfer_params={"kvtier": {"store": False}})
         self.assertEqual(self.stored(engine), 0)
         self.serve(engine, [text[:36]])
         self.until_held(node, engine, 36)
-        other = self.play(node, offloading())
+        other = self.play(node, shape)
         self.serve(other, [text], skip_reading=True)
         self.assertEqual(other.external_tokens, 0)
 
     def test_its_counters_are_vllms_metrics(self) -> None:
         """All of them declared, by the configuration as the API server has it, and counted of both halves."""
-        node, texts = self.node(), prompts(3)
-        engine = self.play(node, offloading(prefix_caching=False))
+        node, texts = self.shared(), prompts(3)
+        engine = self.play(node, self.own(offloading(prefix_caching=False)))
         metrics = KvtierOffloadingConnector.build_prom_metrics(engine.vllm_config(0), {}, [], {})
         for connector in (engine.connector, engine.workers[0].connector):
             ask = connector.get_kv_connector_stats

@@ -1,2 +1,3 @@
+export { SourceLines } from '../source-lines.ts';
 export { hungCall } from './hung-call.ts';
 export { TurnWatch } from './turn-watch.ts';
