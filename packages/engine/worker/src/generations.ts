@@ -128,9 +128,9 @@ const wireCacheUse = (use: CacheUse): NonNullable<GenerateEvent['cache']> => ({
 /** What a client sent, as the scheduler takes it; it checks the values. */
 const scheduled = (
   requestId: string,
-  { sender: _sender, sentNumber: _sentNumber, traceparent: _traceparent, ...request }: GenerateRequest,
-): ScheduledRequest => ({
-  ...request,
-  requestId,
-  promptTokenIds: new Uint32Array(request.promptTokenIds),
-});
+  { sender: _sender, sentNumber: _sentNumber, traceparent: _traceparent, promptTokenIds, ...request }: GenerateRequest,
+): ScheduledRequest => ({ ...request, requestId, promptTokenIds: typed(promptTokenIds) });
+
+/** A long prompt came as such (`decodeOrder`). */
+const typed = (ids: readonly number[] | Uint32Array): Uint32Array =>
+  ids instanceof Uint32Array ? ids : new Uint32Array(ids);
