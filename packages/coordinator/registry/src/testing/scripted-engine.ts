@@ -152,7 +152,7 @@ export class ScriptedEngine {
               return;
             }
             const one = Object.assign(new EventEmitter(), {
-              request: begin,
+              request: { ...begin, promptTokenIds: Array.from(begin.promptTokenIds) }, // a long one came as typed ids
               write: (event: GenerateEvent) => running.has(number) && call.write({ events: [{ number, event }] }),
               end: () => running.delete(number),
             });
