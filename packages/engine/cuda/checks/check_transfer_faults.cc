@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "../kernels/kernels.h"
+#include "../transfer/kernel_loading.h"
 #include "transfer_world.h"
 
 namespace kvtier::cuda::check {
@@ -82,6 +83,7 @@ KVTIER_CHECK(transfer_lanes) {
 // Copies end while the stream of checksums stands still.
 KVTIER_CHECK(transfer_copies_wait_for_no_hash) {
   constexpr int64_t kBlockBytes = 4096;
+  LoadTransferKernels();
   const Bytes content = RandomBytes(7, 4 * kBlockBytes);
   DeviceArray<uint8_t> pool(content);
   gpu::PinnedBuffer slots(content.size(), "a check's slots");

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "gpu.h"
@@ -31,6 +32,7 @@ struct Device {
   std::atomic<uint64_t> life{0};  // counts what Inject(kNone) has ended
   size_t allocated_bytes = 0, total_bytes = PlannedBytes();
   std::map<uintptr_t, size_t> host_ranges;  // registered: start -> bytes
+  std::set<std::string> loaded_kernels;
   const Planned planned = PlannedFault();
   std::atomic<uint64_t> operations{0};
 };
@@ -42,7 +44,7 @@ extern thread_local bool in_runtime_thread;
 [[noreturn]] void Fail(const std::string& what);
 // What every call begins with.
 void Check();
-// Until all that is enqueued anywhere has run or was dropped; some seconds at most.
-void DrainQueues();
+// Until all that is enqueued anywhere has run or was dropped, or until the device hangs; some seconds at most: false then.
+bool DrainQueues(bool even_hung = true);
 
 }  // namespace kvtier::gpu::emulated

@@ -116,7 +116,7 @@ Queue* TakeQueue() {
 
 }  // namespace
 
-void DrainQueues() {
+bool DrainQueues(bool even_hung) {
   std::vector<Queue*> all;
   {
     Queues& q = queues();
@@ -126,8 +126,12 @@ void DrainQueues() {
   const auto deadline = Clock::now() + kDrainLimit;
   for (Queue* queue : all) {
     std::unique_lock lock(queue->mutex);
-    queue->changed.wait_until(lock, deadline, [&] { return queue->operations.empty() && !queue->busy; });
+    const auto drained = [&] { return (queue->operations.empty() && !queue->busy) || (device().hung && !even_hung); };
+    while (!queue->changed.wait_for(lock, kSlice, drained)) {
+      if (Clock::now() > deadline) return false;
+    }
   }
+  return true;
 }
 
 }  // namespace emulated
@@ -341,6 +345,20 @@ void* NativeStream(Stream& stream) {
   return nullptr;
 }
 
+// As with CUDA's lazy loading: the first launch of a kernel loads it, and waits for all that the device has to do, with whoever launches it.
+void AwaitLoaded(const char* name) {
+  {
+    std::lock_guard lock(device().mutex);
+    if (!device().loaded_kernels.insert(name).second) return;
+  }
+  if (!DrainQueues(false)) Fail(std::string("kernel ") + name + ": its first launch waits for what waits for its caller; launch it at the start");
+}
+
+void ForgetKernels() {
+  std::lock_guard lock(device().mutex);
+  device().loaded_kernels.clear();
+}
+
 void LaunchRaw(Stream& stream, const LaunchArgs& args) {
   const Dim &grid = args.grid, &block = args.block;
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
@@ -351,7 +369,10 @@ void LaunchRaw(Stream& stream, const LaunchArgs& args) {
   if (args.shared_bytes > kSharedBytesPerBlock) Fail(std::string("kernel ") + args.name + ": too much shared memory");
   const Grid launch{{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, args.shared_bytes, args.emulated, args.name};
   Stream::Impl& to = *stream.impl();
-  if (!to.capture) return to.Enqueue([launch] { RunGrids({&launch, 1}); });
+  if (!to.capture) {
+    AwaitLoaded(args.name);
+    return to.Enqueue([launch] { RunGrids({&launch, 1}); });
+  }
   Check();
   auto& operations = to.capture->operations;
   if (args.dependent && to.dependent && to.behind_launch) {

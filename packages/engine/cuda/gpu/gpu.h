@@ -243,6 +243,8 @@ void LaunchDependent(Stream& stream, const char* name, void (*kernel)(Params...)
 // next allocation does not fit. kNone: as in a fresh process; what was enqueued and has not run is dropped.
 enum class Fault { kNone, kHang, kIllegalAccess, kOutOfMemory };
 void Inject(Fault fault);
+// Kernels are loaded by their first launch, as in a process that has just begun.
+void ForgetKernels();
 // While they are held no copy of any stream begins: the copy engines have other things to do.
 void HoldCopies(bool held);
 // From now on the device has so many bytes; 0: as many as in a fresh process.

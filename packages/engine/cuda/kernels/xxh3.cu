@@ -98,8 +98,7 @@ __device__ void ChainUp(const Work& work, uint64_t* hashes, Sums shared, unsigne
 }
 
 template <Fate kFate>
-__device__ __forceinline__ void Hash(uint64_t* hashes, const Work& work) {
-  __shared__ uint64_t shared[2][kRoundKib][8];
+__device__ __forceinline__ void Hash(uint64_t* hashes, const Work& work, Sums shared) {
   const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == 0) {
     ChainUp<kFate>(work, hashes, shared, lane);
@@ -119,17 +118,20 @@ extern "C" {
 
 __global__ void __launch_bounds__(kThreads) kvtier_hash_blocks(uint64_t* sums, const uint8_t* pool, const int64_t* pool_offsets, int64_t blocks,
                                                                int64_t bytes) {
-  Hash<Fate::kStay>(sums, {pool, nullptr, pool_offsets, nullptr, blocks, BlockShape(bytes)});
+  __shared__ uint64_t shared[2][kRoundKib][8];
+  Hash<Fate::kStay>(sums, {pool, nullptr, pool_offsets, nullptr, blocks, BlockShape(bytes)}, shared);
 }
 
 __global__ void __launch_bounds__(kThreads) kvtier_export_blocks(uint64_t* sums, uint8_t* host, const uint8_t* pool, const int64_t* host_offsets,
                                                                  const int64_t* pool_offsets, int64_t blocks, int64_t bytes) {
-  Hash<Fate::kOut>(sums, {pool, host, pool_offsets, host_offsets, blocks, BlockShape(bytes)});
+  __shared__ uint64_t shared[2][kRoundKib][8];
+  Hash<Fate::kOut>(sums, {pool, host, pool_offsets, host_offsets, blocks, BlockShape(bytes)}, shared);
 }
 
 __global__ void __launch_bounds__(kThreads) kvtier_import_blocks(uint64_t* sums, uint8_t* pool, const uint8_t* host, const int64_t* pool_offsets,
                                                                  const int64_t* host_offsets, int64_t blocks, int64_t bytes) {
-  Hash<Fate::kIn>(sums, {host, pool, host_offsets, pool_offsets, blocks, BlockShape(bytes)});
+  __shared__ uint64_t shared[2][kRoundKib][8];
+  Hash<Fate::kIn>(sums, {host, pool, host_offsets, pool_offsets, blocks, BlockShape(bytes)}, shared);
 }
 
 }  // extern "C"

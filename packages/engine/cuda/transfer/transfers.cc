@@ -5,6 +5,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "kernel_loading.h"
+
 namespace kvtier::cuda {
 namespace {
 
@@ -39,6 +41,7 @@ Transfers::Transfers(const KvBlocks& kv, const TransferOptions& options) : kv_(k
                              " bytes; they must be a multiple of 16 and at least 256: use more tokens per block");
   }
   gpu::Use(options.device);
+  LoadTransferKernels();
   if (paths_.threshold_bytes == 0) paths_ = gpu::Info().emulated ? PathChoice{} : MeasurePaths(kMeasuredBytes);
   const int64_t most_bytes = kv.block_bytes < paths_.threshold_bytes ? std::max(options.batch_bytes, options.passing_bytes) : options.batch_bytes;
   const int64_t capacity = std::clamp<int64_t>(most_bytes / kv.block_bytes, 1, kMaxBatchBlocks);
