@@ -21,7 +21,9 @@ await script(() => {
   if (!process.argv.includes('--check')) {
     writeFileSync(file, made);
   } else if (readFileSync(file, 'utf8') !== made) {
-    throw new SetupError(`${file} is not what nvcc makes of block_copy.cu, xxh3.cu and xxh3_apart.cu; run: npm run kernels:ptx`);
+    throw new SetupError(
+      `${file} is not what nvcc makes of block_copy.cu, xxh3.cu and xxh3_apart.cu; run: npm run kernels:ptx`,
+    );
   }
 });
 
