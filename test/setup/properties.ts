@@ -11,6 +11,9 @@ const counterexamples = new WeakMap<object, Error>();
 
 fc.configureGlobal({
   ...fc.readConfigureGlobal(),
+  // Shrinking goes on for hours now and then: what was found until then is told.
+  interruptAfterTimeLimit: 120_000,
+  markInterruptAsFailure: true,
   seed: Number(process.env.KVTIER_SEED ?? randomInt(2 ** 31)),
   reporter: (run) => {
     if (!run.failed) return;
