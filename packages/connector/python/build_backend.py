@@ -32,8 +32,13 @@ DATA_PLANE = ("arena.cc", "arena.h", "block_copy.cc", "block_copy.h", "lock_byte
 #: Copies of a GPU's memory: the executor's.
 CUDA = (
     *(f"gpu/{name}" for name in ("device.h", "driver.h", "gpu.h", "gpu_driver.cc", "numeric.h", "pin_remedy.h", "poll.h")),
-    *(f"kernels/{name}" for name in ("block_copy.cu", "kernels.h", "transfer.ptx", "transfer_kernels.h", "xxh3.cu")),
-    *(f"transfer/{name}.{end}" for name in ("copy_channel", "copy_plan", "host_arena", "paths", "transfers") for end in ("cc", "h")),
+    *(f"kernels/{name}" for name in ("block_copy.cu", "kernels.h", "transfer.ptx", "transfer_kernels.h")),
+    *(f"kernels/{name}" for name in ("xxh3.cu", "xxh3.cuh", "xxh3_apart.cu")),
+    *(
+        f"transfer/{name}.{end}"
+        for name in ("copy_channel", "copy_plan", "host_arena", "kernel_loading", "paths", "transfers")
+        for end in ("cc", "h")
+    ),
 )
 
 
