@@ -110,9 +110,11 @@ Napi::Value ReadBuckets(const Napi::CallbackInfo& info) {
   const auto hashes = BytesOf(info[4]);
   const size_t hashBytes = info[5].As<Napi::Number>().Uint32Value();
   auto out = info[6].As<Napi::Uint8Array>();
-  if (hashBytes < 4 || hashes.size() < out.ByteLength() * hashBytes) throw Napi::RangeError::New(env, "readBuckets: fewer hashes than bytes");
+  const size_t count = out.ByteLength();
+  // Of the last one no more than what is read of it has to be there: callers step over hashes.
+  if (hashBytes < 4 || (count > 0 && hashes.size() < (count - 1) * hashBytes + sizeof(uint32_t))) throw Napi::RangeError::New(env, "readBuckets: fewer hashes than bytes");
   uint32_t read = 0;
-  for (; read < out.ByteLength(); read++) {
+  for (; read < count; read++) {
     uint32_t word = 0;
     std::memcpy(&word, hashes.data() + read * hashBytes, sizeof word);
     if (pread(fd, out.Data() + read, 1, at + static_cast<off_t>((word ^ tag) & mask)) != 1) break;

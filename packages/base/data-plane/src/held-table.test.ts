@@ -21,6 +21,11 @@ it('says the byte of the bucket that a hash and the tag name', () => {
   expect([table.flags(hashes, 0), table.flags(hashes, 8)]).toEqual([3, 2]);
   expect(table.flagsOfAll(hashes, 8, 2)).toEqual(Uint8Array.of(3, 2));
   expect(() => table.flagsOfAll(hashes, 8, 3)).toThrow('fewer hashes than bytes');
+  // Every second hash of three, and what is looked at may end with the last one's first four bytes.
+  const three = Buffer.concat([hashes, Buffer.from('0500000000000000', 'hex')]);
+  expect(table.flagsOfAll(three, 16, 2)).toEqual(Uint8Array.of(3, 1));
+  expect(table.flagsOfAll(three.subarray(0, 20), 16, 2)).toEqual(Uint8Array.of(3, 1));
+  expect(() => table.flagsOfAll(three.subarray(0, 19), 16, 2)).toThrow('fewer hashes than bytes');
   write(Buffer.concat([heldTableHeader(16), flags.subarray(0, 7)])); // the node has cut it off
   expect([table.flagsOfAll(hashes, 8, 1), table.flagsOfAll(hashes.subarray(8), 8, 1)]).toEqual([
     undefined,
