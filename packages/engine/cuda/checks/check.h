@@ -10,8 +10,10 @@
 //     Expect("RmsNorm", "f32 7x4096", MaxError(x.Download(), reference), 1e-5);
 //   }
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../gpu/gpu.h"
@@ -97,5 +99,16 @@ struct Registration {
   static void Check_##name();                                                       \
   static const ::kvtier::cuda::check::Registration registration_##name(#name, Check_##name); \
   static void Check_##name()
+
+// True as soon as the condition holds; false after a minute.
+template <class Condition>
+bool Eventually(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
 
 }  // namespace kvtier::cuda::check

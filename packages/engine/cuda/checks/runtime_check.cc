@@ -202,17 +202,6 @@ KVTIER_CHECK(memory) {
   gpu::UnregisterHost(pages);
 }
 
-// True as soon as the condition holds; false after a minute.
-template <class Condition>
-bool Eventually(const Condition& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
 // A host function that ends when it is told to; what is behind it in its stream waits.
 struct Gate {
   std::atomic<bool> open{false}, passed{false};

@@ -125,17 +125,6 @@ class Gate {
 
 constexpr int64_t kShortUs = 100'000;
 
-// True as soon as the condition holds; false after a minute.
-template <class Condition>
-bool Eventually(const Condition& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
 inline TransferOptions ShortDeadline(int64_t threshold_bytes) {
   TransferOptions options = Options(threshold_bytes);
   options.deadline_us = kShortUs;
