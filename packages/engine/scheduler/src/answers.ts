@@ -79,15 +79,16 @@ export class Answers {
     this.#requests.clear();
   }
 
-  /** Everything drawn so far is told. */
-  handOut(): void {
-    if (this.#untold.length === 0) return;
+  /** Everything drawn so far is told. False: there was nothing. */
+  handOut(): boolean {
+    if (this.#untold.length === 0) return false;
     const untold = this.#untold;
     this.#untold = [];
     for (const { request, output, isBeforeEnd } of untold) {
       const last = output.finishReason !== '';
       if (last || isBeforeEnd || request.state !== 'finished') this.#emit(request, output); // else: somebody has ended it meanwhile
     }
+    return true;
   }
 
   /** A step drew this token after its last one: told by the next `handOut`. */

@@ -24,6 +24,21 @@ describe('a step', () => {
     expect(seen).toEqual(['launch', 'launch', '1', 'launch', '1', '1length']);
   });
 
+  it('stores what it filled when what callers were told of it has left the process', async () => {
+    const rig = new SchedulerRig();
+    const seen: string[] = [];
+    rig.connector.store = (_hashes, first, blocks, onReleased) => {
+      seen.push(`store ${first + blocks.length}`);
+      rig.world.later(onReleased);
+    };
+    rig.engine.submit(request('a', { maxTokens: 1 }), ({ finishReason }) => {
+      seen.push(finishReason);
+      setImmediate(() => seen.push('left'));
+    });
+    await rig.world.until(() => seen.length === 3);
+    expect(seen).toEqual(['length', 'left', 'store 2']);
+  });
+
   it('is told with what it took from its launch on, not only on the executor’s threads', async () => {
     const rig = new SchedulerRig();
     const { execute } = rig.executor;

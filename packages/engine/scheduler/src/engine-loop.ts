@@ -46,6 +46,7 @@ export class EngineLoop {
   #woken = false;
   #resume: (() => void) | undefined;
   #ended: KvError | undefined;
+  #sending: NodeJS.Immediate | undefined;
   /** Of the step that is over, to be told beside the next one. */
   #told: Parameters<NonNullable<EngineOptions['onStep']>>[0] | undefined;
 
@@ -103,13 +104,21 @@ export class EngineLoop {
 
   /** What the step before has drawn, and what else was put off until the executor is busy: no request waits for these. */
   #handOut(): void {
-    this.#answers.handOut();
-    this.#scheduler.exports.send();
+    if (this.#answers.handOut()) this.#sendExportsSoon();
+    else this.#scheduler.exports.send();
     this.handOutEvents();
     const told = this.#told;
     this.#told = undefined;
     if (told) this.#options.onStep?.(told);
     this.#options.onLoad?.();
+  }
+
+  /** In a turn of their own: what callers have just been told leaves the process at the end of this one. */
+  #sendExportsSoon(): void {
+    this.#sending ??= setImmediate(() => {
+      this.#sending = undefined;
+      this.#scheduler.exports.send();
+    });
   }
 
   handOutEvents(): void {

@@ -16,7 +16,8 @@
  *
  * Blocks of a prompt that is being computed are gathered, up to `gatherBlocks`: what an export costs besides its copy is paid
  * once, and for most prompts after their first token. Offers then wait for `send`, which comes when the next step is under way, or
- * when there is none: what an export costs this thread then delays neither a step nor a request's first token.
+ * when there is none, and what callers were told has left: what an export costs this thread then delays neither a step nor a request's
+ * first token.
  *
  * What is computed for another worker is offered as it fills up, and not ahead of eviction: somebody waits for it.
  *
