@@ -195,6 +195,9 @@ export class Stage {
       get attached() {
         return connector.attached;
       },
+      get storingBlocks() {
+        return connector.storingBlocks;
+      },
       match: (...args) => connector.match(...args),
       load: (id, hashes, first, blockIds, onDone, _onArrived, awaited) => {
         const moved = rows(first, blockIds);

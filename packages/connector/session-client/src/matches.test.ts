@@ -166,6 +166,18 @@ it('of what lies in the arena the end is found, though of a long hit few blocks 
   expect(rig.asked).toHaveLength(8);
 });
 
+it('a table whose reading fails costs a question, not the request', async () => {
+  const rig = new Rig();
+  rig.usPerBlock = 1;
+  rig.flagsOf = (block) => {
+    if (block > 0) throw new RangeError('held table: cut off');
+    return arena;
+  };
+  expect(await rig.match('a')).toBe(blocks);
+  expect(rig.asked).toEqual([0]);
+  expect(rig.counters.reasons).toEqual({ 'lookup: table': 1 });
+});
+
 it('a node without a table is asked, and for a model with windows every node', async () => {
   for (const [rig, flags] of [
     [new Rig(undefined, false), nowhere],

@@ -117,11 +117,21 @@ export class MatchTable {
     this.#entries.delete(requestId);
   }
 
-  /** What the table of held blocks says of this without the node being asked; undefined: it is asked. */
+  /** What the table of held blocks says of this without the node being asked; undefined: it is asked. Never throws. */
   #read(sessions: readonly Session[], hashes: Buffer, first: number): Hit | undefined {
     const { counters, windows } = this.#options;
     const held = sessions[0]!.held;
     if (held === null || windows.length > 1 || windows[0] !== Number.POSITIVE_INFINITY) return undefined;
+    try {
+      return this.#told(held, hashes, first);
+    } catch {
+      count(counters, 'lookup', 'table');
+      return undefined;
+    }
+  }
+
+  #told(held: HeldBlocks, hashes: Buffer, first: number): Hit | undefined {
+    const { counters } = this.#options;
     const count = this.#inArena(held, hashes);
     if (count !== undefined && count > 0) {
       counters.unaskedHits++;

@@ -58,8 +58,6 @@ export interface NodeConnector extends Connector {
   readonly counters: Readonly<ConnectorCounters>;
   /** Attached, but the node does not answer and is left alone until it does. */
   readonly suspended: boolean;
-  /** Blocks whose copy or confirmation is outstanding. */
-  readonly storingBlocks: number;
   /** The node's own statistics; null when it is away or slow. */
   stats(deadlineMs?: number): Promise<StatsResult | null>;
 }

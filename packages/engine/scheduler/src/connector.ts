@@ -64,6 +64,8 @@ export interface StoreOptions {
 export interface Connector {
   /** A cache node is attached right now. */
   readonly attached: boolean;
+  /** Blocks of stores whose copy or confirmation is outstanding: they may be let go already, and cannot be found yet. */
+  readonly storingBlocks: number;
   /**
    * How many blocks of the chain, beyond the first `localBlocks` that the engine holds itself, should be loaded. The
    * planner has already weighed the time to load them against the time to compute them. Ask again while 'pending'.
@@ -117,6 +119,7 @@ export interface Connector {
 /** The connector of an engine that runs without a tier. */
 export const noConnector: Connector = {
   attached: false,
+  storingBlocks: 0,
   match: () => ({ state: 'known', blocks: 0 }),
   load: (_id, _hashes, _first, _blocks, onDone) =>
     queueMicrotask(() => onDone({ loaded: 0, byTier: {}, elapsedUs: 0 })),

@@ -69,12 +69,15 @@ describe('the prefix cache', () => {
     expect(rig.outputs.get('c')![0]!.cache!.cachedTokens).toBe(16);
   });
 
-  it('is reset only when nothing is held', async () => {
+  it('is reset only when nothing is held or on its way to the tier', async () => {
     const rig = new SchedulerRig({ attached: false });
     rig.submit('a', prompt(1, 20));
     await rig.world.advance();
     expect(rig.engine.resetPrefixCache()).toBe(false);
     await rig.world.until(() => rig.allEnded());
+    rig.connector.storingBlocks = 1; // let go, not yet confirmed
+    expect(rig.engine.resetPrefixCache()).toBe(false);
+    rig.connector.storingBlocks = 0;
     expect(rig.engine.resetPrefixCache()).toBe(true);
     expect(rig.engine.stats()).toMatchObject({ freeBlocks: 31, cachedBlocks: 0 });
   });

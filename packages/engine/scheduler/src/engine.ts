@@ -221,8 +221,12 @@ export class Engine {
     return true;
   }
 
-  /** Forget the engine's own cached blocks (not the tiers'). False, and nothing done, while any block is held. */
+  /**
+   * Forget the engine's own cached blocks (not the tiers'). False, and nothing done, while any block is held, or one is on its way to
+   * the tier: what is asked for after a reset is found there.
+   */
   resetPrefixCache(): boolean {
+    if (this.#options.connector.storingBlocks > 0) return false;
     const done = this.#kv.resetPrefixCache();
     this.#loop.handOutEvents();
     return done;

@@ -16,8 +16,6 @@ export interface WorkerConnector extends Connector {
   };
   /** Attached, but the node does not answer and is left alone until it does. */
   readonly suspended: boolean;
-  /** Blocks whose copy or confirmation is outstanding. */
-  readonly storingBlocks: number;
   /** The node's own statistics; null when it is away or slow. */
   stats(deadlineMs?: number): Promise<StatsResult | null>;
 }
