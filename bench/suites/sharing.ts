@@ -7,7 +7,8 @@
  *   import_MODEL_TOKENS_NG   time to first token with the import, beside computing
  *   planned_MODEL_TOKENS_NG  as the planner decides, beside the better of both: ratio ≥ 1 ÷ 1.03
  *
- * Rounds are paired; which of both is better, all other rounds say (better-of-two.ts).
+ * Rounds are paired; which of both is better, all other rounds say (better-of-two.ts). Each figure is of several lives of all processes:
+ * two that do the same differ by a tenth from one life to the next (what is compiled when, where memory lies), and not within one.
  *
  * Models: `25m` computes 16 KiB of keys and values per token in about 0.5 ms, so that importing wins on either link; `wide` computes
  * as many bytes in a tenth of the time, so that computing wins at 1 Gbit/s; `demo` lies between.
@@ -31,8 +32,10 @@ const models: Readonly<Record<string, readonly number[]>> = {
   demo: [480, 1920, 3840],
   '25m': [480, 1920],
 };
-const defaultRounds = 12;
-const warmUps = 4;
+/** Of each life: all orders once. */
+const defaultRounds = 6;
+const lives = 4;
+const warmUps = 6;
 const blockTokens = 16;
 /** Ids of ordinary words in the demo tokenizer, which all of them use. */
 const tokenIds = { from: 300, to: 1300 };
@@ -79,7 +82,7 @@ const suite: Suite = {
   description:
     'a prompt that another host has computed: imported over 1 and 10 Gbit/s, computed, and as the planner decides',
   needs: ['iproute2', 'nftables'],
-  /** `npm run bench -- sharing [MODEL...] [ROUNDS] [--gbit=N]` */
+  /** `npm run bench -- sharing [MODEL...] [ROUNDS of each life] [--gbit=N]` */
   async run(context) {
     const missing = hostsMissing();
     if (missing !== undefined) throw new KvError('SETUP', missing);
@@ -89,8 +92,16 @@ const suite: Suite = {
     const figures: Figure[] = [];
     for (const [model, lengths] of Object.entries(models)) {
       if (chosen.length > 0 && !chosen.includes(model)) continue;
-      for (const gbit of gbits === undefined ? links : [Number(gbits)])
-        figures.push(...(await measure(context, model, lengths, gbit, rounds)));
+      const dir = await modelFolder(context, model);
+      for (const gbit of gbits === undefined ? links : [Number(gbits)]) {
+        const taken = lengths.map((): Round[] => []);
+        for (let life = 0; life < lives; life++) {
+          const lived = await liveOnce(dir, lengths, gbit, rounds);
+          for (const [at, theirs] of lived.entries()) taken[at]!.push(...theirs);
+        }
+        for (const [at, tokens] of lengths.entries())
+          figures.push(...figuresOf(context, `${model}_${tokens}_${gbit}g`, taken[at]!));
+      }
     }
     return figures;
   },
@@ -110,18 +121,12 @@ async function modelFolder(context: BenchContext, model: string): Promise<string
   return folder;
 }
 
-async function measure(
-  context: BenchContext,
-  model: string,
-  lengths: readonly number[],
-  gbit: number,
-  rounds: number,
-): Promise<Figure[]> {
+/** Rounds by length. */
+async function liveOnce(dir: string, lengths: readonly number[], gbit: number, rounds: number): Promise<Round[][]> {
   const folder = mkdtempSync(join(tmpdir(), 'kvs-'));
   const cluster = await hosts(['a', 'b', 'c'], { gbit });
   const sharing = new SharingHosts(cluster, folder);
   try {
-    const dir = await modelFolder(context, model);
     const arenaBytes = arenaBytesFor(lengths, rounds);
     const first = await sharing.worker('a', dir, await sharing.node('a', [], arenaBytes));
     const asked: Record<Way, Worker> = {
@@ -132,13 +137,11 @@ async function measure(
     const prompts = makePrompts(1 + (Date.now() % 1_000_000));
     // Code is compiled, and rates are learned.
     for (let at = 0; at < warmUps; at++) for (const tokens of lengths) await round(first, asked, prompts(tokens), ways);
-    const taken = lengths.map((tokens) => ({ tokens, rounds: [] as Round[] }));
-    for (let at = 0; at < rounds; at++) {
-      for (const { tokens, rounds: theirs } of taken) {
-        theirs.push(await round(first, asked, prompts(tokens), orders[at % orders.length]!));
-      }
-    }
-    return taken.flatMap(({ tokens, rounds: theirs }) => figuresOf(context, `${model}_${tokens}_${gbit}g`, theirs));
+    const taken = lengths.map((): Round[] => []);
+    for (let at = 0; at < rounds; at++)
+      for (const [length, tokens] of lengths.entries())
+        taken[length]!.push(await round(first, asked, prompts(tokens), orders[at % orders.length]!));
+    return taken;
   } finally {
     await cluster.close();
     sharing.sweep();
