@@ -2,8 +2,8 @@
  * npm test: set-up, every check, every test (quick and slow). Ends with one line: "N passed, N failed, N skipped".
  * `npm test -- PATH` runs the tests of a path only, without the checks.
  *
- * Where there is no GPU the CUDA backend is compiled all the same, to show that it does. This, and then the simulations, which have a time of
- * their own, run beside all other tests: these wait for servers, deaths and starts, and leave a part of each core free.
+ * Where there is no GPU the CUDA backend is compiled all the same, to show that it does. This, and then the tests that only compute, run beside
+ * all others: these wait for servers, deaths and starts, and leave a third of each core free.
  */
 import { runChecks } from './lib/checks.mjs';
 import { script } from './lib/command.mjs';
@@ -12,7 +12,18 @@ import { testPackages } from './lib/system.mjs';
 import { closingLine, runVitest, runVitestBeside, together } from './lib/vitest.mjs';
 import { setup } from './setup.mjs';
 
-const simulations = 'test/sim/**/*.slow.test.ts';
+/**
+ * Slow tests that only compute: at the lowest priority each may take many times as long as alone, and nothing in it has a limit that it then
+ * would not keep. The simulations have a time of their own.
+ */
+const computing = [
+  'test/sim/',
+  'packages/engine/executor/src/cuda-kernels.slow.test.ts',
+  'packages/engine/executor/src/gpu-figures.slow.test.ts',
+  'packages/engine/executor/src/replaced-model.slow.test.ts',
+  'packages/base/data-plane/src/identity.slow.test.ts',
+  'test/e2e/python-sanitized.slow.test.ts',
+];
 
 await script(async (args) => {
   const parts = ['npm', 'native', 'cuda-emulated'];
@@ -33,10 +44,10 @@ await script(async (args) => {
 /** @param {Promise<string> | ''} compiled what wants the same idle time; it comes first, since a slow test reads what it keeps */
 async function everything(compiled) {
   const computed = Promise.resolve(compiled).then(() =>
-    runVitestBeside(['slow'], ['test/sim', '--testTimeout=900000']),
+    runVitestBeside(['slow'], [...computing, '--testTimeout=900000']),
   );
   computed.catch(() => {}); // told where it is awaited
   const quick = await runVitest(['quick'], []);
-  const slow = await runVitest(['slow'], [], { without: simulations });
+  const slow = await runVitest(['slow'], [], { without: computing });
   return [quick, slow, await computed].reduce(together);
 }

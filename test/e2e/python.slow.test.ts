@@ -66,27 +66,7 @@ describe('the package', () => {
     await runs('test_session.StoresAndLoads', { python, env: { PYTHONPATH: '' } });
   });
 
-  it('is sound under sanitizers, built from its package of sources alone', async () => {
-    const file = built.find((line) => line.endsWith('.tar.gz'))!;
-    await output('tar', ['-xzf', file, '-C', place], process.env);
-    const [source, build] = [file.replace(/[.]tar[.]gz$/, '/native/cc'), path.join(place, 'sanitized')];
-    const options = ['-G', 'Ninja', '-DKVTIER_SANITIZE=ON'];
-    await output('cmake', ['-S', source, '-B', build, ...options], process.env, place);
-    await output('ninja', ['-C', build], process.env, place);
-    const names = ['libasan.so', 'libstdc++.so'];
-    const runtimes = names.map((name) => output('g++', [`-print-file-name=${name}`], process.env));
-    await runs('test_copies', {
-      env: {
-        LD_PRELOAD: (await Promise.all(runtimes)).map((file) => file.trim()).join(' '),
-        KVTIER_LIBRARY: path.join(build, 'libkvtier.so'),
-        ASAN_OPTIONS: 'detect_leaks=0:halt_on_error=1',
-        UBSAN_OPTIONS: 'halt_on_error=1:print_stacktrace=1',
-        PYTHONMALLOC: 'malloc',
-      },
-    });
-  });
-
-  // Once more from the same sources, optimised: half a minute of a core, of which the test above shows all but pip's own commands.
+  // Once more from the same sources, optimised: half a minute of a core, of which python-sanitized.slow.test.ts shows all but pip's own commands.
   it.skipIf(process.env.KVTIER_SDIST !== '1')('builds from its sources alone, by pip', async () => {
     await install('.tar.gz', { PATH: process.env.PATH, HOME: place });
     await runs('test_copies', { python, env: { PYTHONPATH: '' } });

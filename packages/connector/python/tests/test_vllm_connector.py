@@ -158,6 +158,12 @@ class Requests(EngineCase):
         self.serve(engine, [prompts(1)[0]])
         self.assertEqual(engine.external_tokens, 40)
 
+    def test_less_than_a_block(self) -> None:
+        """No node has any of it: it is held up by nothing."""
+        engine = self.play(self.shared(), self.own(Shape()))
+        self.serve(engine, [[5, 6]])
+        self.assertEqual((engine.most_nones, engine.external_tokens), (0, 0))
+
     def test_what_is_not_stored(self) -> None:
         engine = self.play(self.shared(), self.own(Shape()))
         self.serve(engine, prompts(2), lora_request=object())

@@ -1,7 +1,6 @@
 /**
- * What a GPU machine's half hour runs, here on the emulator at a 64th of the size: that `kernel_bench` prints each figure at once, that a
- * case which fails or hangs costs itself only, that the packed system runs in an empty folder, and that `gpu-session.sh` says in one
- * line what it cannot do, with an exit code of its own.
+ * What a GPU machine's half hour runs, without one: that the packed system runs in an empty folder, and that `gpu-session.sh` says in one
+ * line what it cannot do, with an exit code of its own. What `kernel_bench` prints: gpu-figures.slow.test.ts.
  */
 import { spawnSync } from 'node:child_process';
 import { copyFileSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
@@ -18,11 +17,6 @@ const deadlineMs = 300_000; // some ten seconds of CPU; on a busy machine it may
 
 interface Line {
   readonly name?: string;
-  readonly value?: number;
-  readonly limit?: number;
-  readonly ratio?: number;
-  readonly case?: string;
-  readonly error?: string;
 }
 
 let out = '';
@@ -35,64 +29,6 @@ function run(program: string, args: readonly string[], env: NodeJS.ProcessEnv = 
   const ended = spawnSync(program, args, { encoding: 'utf8', timeout: deadlineMs, env: { ...process.env, ...env } });
   return { code: ended.status, stdout: ended.stdout, stderr: ended.stderr };
 }
-
-function bench(args: readonly string[], env: NodeJS.ProcessEnv = {}): { code: number | null; lines: Line[] } {
-  const { code, stdout } = run(join(programs, 'kernel_bench'), args, env);
-  return {
-    code,
-    lines: stdout
-      .trim()
-      .split('\n')
-      .map((line) => JSON.parse(line) as Line),
-  };
-}
-
-it(
-  'a prompt cold, warm from the arena and from a disk, beside decodes, and the same token: each figure beside its limit',
-  () => {
-    const { code, lines } = bench(['system_'], { KVTIER_BENCH_DIR: process.cwd() });
-    expect(lines.filter((line) => line.error !== undefined)).toEqual([]);
-    expect(code).toBe(0);
-    for (const line of lines) {
-      expect(line.value, line.name).toBeGreaterThan(0);
-      expect(line.limit, line.name).toBeGreaterThan(0);
-      expect(line.ratio, line.name).toBeGreaterThan(0);
-    }
-    const named = (words: string) => lines.filter(({ name }) => name!.startsWith(words)).length;
-    expect([named('cold'), named('warm from the arena'), named('warm from the disk'), named('start')]).toEqual([
-      2, 6, 2, 6,
-    ]);
-    expect([named('8B decode'), named('exports'), named('imports')]).toEqual([4, 1, 1]);
-    const ratio = (words: string) => lines.find(({ name }) => name!.includes(words))?.ratio;
-    expect(ratio('same greedy token warm as cold, or a tie')).toBe(1);
-    expect(ratio('from blocks that came back as from blocks that never left')).toBe(1);
-    expect(ratio('with equal bits: prompts with the same bits warm as cold')).toBe(1);
-    expect(ratio('largest distance from cold')).toBeLessThan(1);
-    expect([named('step size: a token'), named('step size: tokens')]).toEqual([2, 1]);
-  },
-  deadlineMs,
-);
-
-it(
-  'a case that throws, or is not done in time, is a line with its error, and the others are measured',
-  () => {
-    const thrown = bench(['system_disk', 'transfer_pinning'], { KVTIER_BENCH_DIR: '/nowhere' });
-    expect(thrown.code).toBe(1);
-    expect(thrown.lines.map((line) => line.case ?? line.name).sort()).toEqual([
-      'pin an arena of 4 GiB in chunks of 512 MiB',
-      'system_disk',
-    ]);
-    expect(thrown.lines.find((line) => line.case === 'system_disk')?.error).toMatch(
-      /^\/nowhere\/kvtier-bench-\d+: No such file or directory; KVTIER_BENCH_DIR names a folder/,
-    );
-    const late = bench(['--seconds', '0', 'system_disk']);
-    expect(late).toEqual({
-      code: 1,
-      lines: [{ case: 'system_disk', error: 'did not end within 0 s, and was killed' }],
-    });
-  },
-  deadlineMs,
-);
 
 it(
   'the system, packed with its Node, runs in an empty folder: prompts cold, from the arena and, after a restart, from the disk',

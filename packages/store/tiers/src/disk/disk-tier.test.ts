@@ -54,9 +54,18 @@ const bytesOnDisk = (): number =>
     (sum, name) => sum + (statSync(join(dir, name), { throwIfNoEntry: false })?.blocks ?? 0) * 512,
     statSync(dir).blocks * 512,
   );
-/** Everything as it lies on the disk now, as after SIGKILL: no close, no checkpoint. */
+/** Everything as it lies on the disk now. A segment that is renamed between the listing and its turn has another listing begun with. */
+function copied(attempts = 100): { name: string; bytes: Buffer }[] {
+  try {
+    return readdirSync(dir).map((name) => ({ name, bytes: readFileSync(join(dir, name)) }));
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'ENOENT' || attempts === 1) throw error;
+    return copied(attempts - 1);
+  }
+}
+/** As after SIGKILL: no close, no checkpoint. */
 function crash(tier: DiskTier): () => Promise<void> {
-  const copies = readdirSync(dir).map((name) => ({ name, bytes: readFileSync(join(dir, name)) }));
+  const copies = copied();
   return async () => {
     await tier.close();
     rmSync(dir, { recursive: true });

@@ -196,8 +196,10 @@ describe('time', () => {
     await bench.write(one, space, chain.slice(2), payloadBytes);
     await until(() => two.lookup(space, chain) === 8, 'all of them');
     await goBack();
-    await until(() => one.stats().blocks === 2, 'the quick node');
-    for (const hash of chain.slice(0, 6)) await bench.write(one, other, [hash], payloadBytes);
+    // While it lists, it writes nothing yet.
+    await until(() => one.stats().blocks === 2 && one.stats().inService, 'the quick node');
+    for (const hash of chain.slice(0, 6))
+      expect(await bench.write(one, other, [hash], payloadBytes)).toEqual(['stored']);
     await until(() => two.lookup(other, chain.slice(0, 6)) === 6, 'the slow node hears of the new ones');
     expect(two.lookup(space, chain)).toBe(2);
   });

@@ -98,6 +98,8 @@ class Claims:
 
     def _not_asked(self, known: Known, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """The node was not there when it came, or it comes again after it was admitted once."""
+        if not known.hashes:
+            return _NOTHING  # less than a block: no node has any of it
         if self.look_up(known):
             return self.matched(known, request, local_tokens)
         now = time.monotonic()
