@@ -48,6 +48,31 @@ it.each(Object.keys(shapes))(
   },
 );
 
+/** In front of several workers requests wait in one queue: what a lone worker has not. */
+const crowds: Record<string, Omit<LoadShape, 'ttftMs'>> = {
+  'long prompts': { promptTokens: 1_600, answerTokens: 8 },
+  'long answers': { promptTokens: 64, answerTokens: 400 },
+};
+const four = ['both', 'both', 'both', 'both'] as const;
+it.each(Object.keys(crowds))(
+  'in front of four workers at twice saturation: who is let in is in time, who is not hears it in time, and as much is served: %s',
+  { timeout: 400_000 },
+  async (name) => {
+    const shape = { ...crowds[name]!, ttftMs: inTimeMs };
+    // A worker's own steps, and nothing beside them: more than it can do.
+    const perS = 4 * (1 / (shape.promptTokens / 4_000 + 0.001 * shape.answerTokens));
+    const [once, twice] = [
+      await serve(1, shape, perS, seconds, inTimeMs, four),
+      await serve(1, shape, 2 * perS, seconds, inTimeMs, four),
+    ];
+    const said = JSON.stringify({ perS, once, twice });
+    expect(twice.goodPerS / once.goodPerS, said).toBeGreaterThan(0.95);
+    expect(twice.kept, said).toBeGreaterThan(0.9);
+    expect(twice.refused, said).toBeGreaterThan(0);
+    expect(twice.longestRefusedMs, said).toBeLessThan(inTimeMs + 20);
+  },
+);
+
 it.each(Object.keys(shapes))('without any target nobody waits for ever: %s', { timeout: 400_000 }, async (name) => {
   const shape = { ...shapes[name]!, ttftMs: undefined };
   const { perS } = await saturationOf({ ...shapes[name]!, ttftMs: inTimeMs });

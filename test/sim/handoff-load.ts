@@ -1,6 +1,8 @@
 /**
  * A coordinator and its workers in virtual time under a load that arrives whatever becomes of it: when each request gets its tokens.
  * Real: the dispatcher, the decision, the hand-offs.
+ *
+ * Laws: everybody ends, and nothing is counted then; where all requests are alike, no worker stands idle while somebody waits in front.
  */
 import { Expected, Tries } from '@kvtier/api-server/testing';
 import { Dispatcher } from '@kvtier/dispatch';
@@ -43,6 +45,9 @@ export interface Served {
   /** Requests a second that were whole, and whose first token came within `inTimeMs`. */
   readonly goodPerS: number;
   readonly refused: number;
+  /** Of those that were let in, the share whose first token came in time; and the longest that one was kept waiting to be refused. */
+  readonly kept: number;
+  readonly longestRefusedMs: number;
   /** To the first token of those that were served; to the end of all. */
   readonly longestFirstMs: number;
   readonly longestMs: number;
@@ -51,32 +56,40 @@ export interface Served {
 
 /** Nobody waits longer for a worker. */
 export const maxWaitMs = 10_000;
+/** From a request's end at a worker until the next one is on its way there: messages, and a look at the queue. */
+const idleMs = 10;
+/** One computes prompts, and the other one decodes. */
+const apart = ['prefill', 'decode'] as const;
 const silent = createLogger('simulation', 'silent');
 const tokensPerS = 4_000;
 
-/** One prefill and one decode worker, `perS` requests a second for `seconds`. */
+/** One prefill and one decode worker, or others, `perS` requests a second for `seconds`. */
 export async function serve(
   seed: number,
   shape: LoadShape,
   perS: number,
   seconds: number,
   inTimeMs: number,
+  roles: readonly ('prefill' | 'decode' | 'both')[] = apart,
 ): Promise<Served> {
-  const workers = (['prefill', 'decode'] as const).map(
-    (role, at) => new VirtualWorker(at, role, 20_000, tokensPerS, 1),
-  );
-  const all = await play(seed, workers, { itlMs: 50, ttftMs: inTimeMs }, [{ ...shape, perS }], seconds);
+  const workers = roles.map((role, at) => new VirtualWorker(at, role, 20_000, tokensPerS, 1));
+  const split = roles === apart ? 'predicted' : 'never';
+  const all = await play(seed, workers, { itlMs: 50, ttftMs: inTimeMs, split }, [{ ...shape, perS }], seconds);
   const served = all.filter(({ isRefused }) => !isRefused);
+  const refused = all.filter(({ isRefused }) => isRefused);
+  const good = served.filter(({ isWhole, firstMs }) => isWhole && firstMs <= inTimeMs).length;
   return {
-    goodPerS: served.filter(({ isWhole, firstMs }) => isWhole && firstMs <= inTimeMs).length / seconds,
-    refused: all.length - served.length,
+    goodPerS: good / seconds,
+    refused: refused.length,
+    kept: good / served.length,
+    longestRefusedMs: Math.max(0, ...refused.map(({ wholeMs }) => wholeMs)),
     longestFirstMs: Math.max(0, ...served.map(({ firstMs }) => firstMs)),
     longestMs: Math.max(0, ...all.map(({ wholeMs }) => wholeMs)),
     all: all.length,
   };
 }
 
-/** All that arrive within `seconds`, until the last one has ended. @throws Error: somebody never ends */
+/** All that arrive within `seconds`, until the last one has ended. @throws Error: a law is broken */
 export async function play(
   seed: number,
   all: VirtualWorker[],
@@ -158,12 +171,32 @@ export async function play(
       const random = seededRandom(arriving.length * seed + at);
       world.schedule(0, 'arrives', () => arrive(one, random));
     }
-    while ((open > 0 || world.nowMs < seconds * 1_000) && failure === undefined && (await world.step()));
+    const idleSinceMs = new Map<VirtualWorker, number>();
+    const checkIdle = (): void => {
+      const { waiting } = dispatch.stats();
+      // A worker may be kept free for short ones.
+      if (arriving.length > 1) return;
+      for (const worker of all) {
+        const isIdle = worker.record.role !== 'prefill' && worker.open.size === 0;
+        if (waiting === 0 || !isIdle) idleSinceMs.delete(worker);
+        else if (!idleSinceMs.has(worker)) idleSinceMs.set(worker, world.nowMs);
+        else if (world.nowMs - idleSinceMs.get(worker)! > idleMs)
+          throw new Error(`${worker.record.name} has nothing to do, and ${waiting} wait`);
+      }
+    };
+    while ((open > 0 || world.nowMs < seconds * 1_000) && failure === undefined && (await world.step())) checkIdle();
     if (failure !== undefined) throw failure;
     if (open > 0) throw new Error(`${open} of ${count} requests never end`);
+    const left = { ...countedBy(dispatch), legs: handOffs.legs, awaiting: handOffs.awaiting };
+    if (Object.values(left).some((one) => one !== 0)) throw new Error(`all have ended, and ${JSON.stringify(left)}`);
     dispatch.close();
     return ended;
   } finally {
     uninstall();
   }
 }
+
+const countedBy = (dispatch: Dispatcher): { waiting: number; given: number } => {
+  const { waiting, given } = dispatch.stats();
+  return { waiting, given };
+};

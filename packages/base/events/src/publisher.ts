@@ -12,9 +12,9 @@ import { Context, Publisher } from 'zeromq';
 import { BoundSockets, bind } from './bound-sockets.ts';
 import { type Encoding, encodeBatch } from './codec.ts';
 import type { KvEvent } from './event.ts';
-import { GatheredEvents } from './gathered-events.ts';
 import { Outbox } from './outbox.ts';
 import { PackedEncoder, type PackedEvents } from './packed-encoder.ts';
+import { PackedPace } from './packed-pace.ts';
 import { type Published, ReplayBuffer } from './replay-buffer.ts';
 import { ReplayServer } from './replay-server.ts';
 import { Authenticator, bindableEndpoint, type CurveServer, checkCurveServer, endpointOfRank } from './security.ts';
@@ -64,8 +64,6 @@ export interface KvEventPublisherStats {
 }
 
 const defaults = { bufferSteps: 10_000, bufferBytes: 64 * 2 ** 20, hwm: 10_000, maxQueueSize: 10_000, gatherMs: 5 };
-/** Gathered ones go before their time. */
-const mostGatheredWords = 1 << 18;
 
 export class KvEventPublisher {
   /** Where the sockets are bound, ports resolved. */
@@ -87,11 +85,7 @@ export class KvEventPublisher {
   readonly #counts = { publishedBatches: 0, publishedEvents: 0, publishedBytes: 0, lostBatches: 0 };
   #nextSeq = 0;
   #snapshot: (() => Iterable<SnapshotPage>) | undefined;
-  readonly #gathered = new GatheredEvents();
-  readonly #gatherMs: number;
-  /** When the last packed batch was made, on performance.now(). */
-  #packedMs = Number.NEGATIVE_INFINITY;
-  #gathering: NodeJS.Timeout | undefined;
+  readonly #pace: PackedPace;
   #closed = false;
 
   private constructor(
@@ -114,7 +108,7 @@ export class KvEventPublisher {
     this.#removeFiles = socketFiles([this.endpoint, this.replayEndpoint]);
     this.#bound = this.#renewing(options.curve ?? null);
     this.#outbox = new Outbox(socket, options.maxQueueSize ?? defaults.maxQueueSize);
-    this.#gatherMs = options.gatherMs ?? defaults.gatherMs;
+    this.#pace = new PackedPace(options.gatherMs ?? defaults.gatherMs, (packed) => this.#publishNow(packed));
   }
 
   /** Throws KvError: CONFIG (an endpoint or key that cannot be, or is open without CURVE), LOCKED (address in use), IO. */
@@ -198,7 +192,7 @@ export class KvEventPublisher {
     if (this.#snapshot === undefined) return;
     const { topic = '', dataParallelRank = null, now = unixSeconds } = this.#options;
     const pages = this.#snapshot();
-    this.#publishGathered();
+    this.#pace.flush();
     const seq = this.#nextSeq;
     const batchOf = (events: readonly KvEvent[], subtopic = ''): Published => ({
       ...{ seq, topic: topic + subtopic },
@@ -215,7 +209,7 @@ export class KvEventPublisher {
    */
   publish(events: readonly KvEvent[], subtopic = ''): void {
     if (this.#closed || events.length === 0) return;
-    this.#publishGathered();
+    this.#pace.flush();
     const { topic = '', dataParallelRank = null, now = unixSeconds } = this.#options;
     this.#publish(topic + subtopic, events.length, () =>
       encodeBatch({ ts: now(), events, dataParallelRank }, this.#options),
@@ -227,27 +221,8 @@ export class KvEventPublisher {
    * `packed` is not used afterwards.
    */
   publishPacked(packed: PackedEvents): void {
-    if (this.#closed || packed.count === 0) return;
-    const nowMs = performance.now();
-    const waitMs = this.#packedMs + this.#gatherMs - nowMs;
-    if (waitMs <= 0 && this.#gathered.count === 0) {
-      this.#packedMs = nowMs;
-      this.#publishNow(packed);
-      return;
-    }
-    if (!this.#gathered.takes(packed)) this.#publishGathered();
-    this.#gathered.add(packed);
-    if (waitMs <= 0 || this.#gathered.wordCount > mostGatheredWords) this.#publishGathered();
-    else this.#gathering ??= setTimeout(this.#publishGathered, waitMs);
+    if (!this.#closed && packed.count > 0) this.#pace.add(packed);
   }
-
-  readonly #publishGathered = (): void => {
-    clearTimeout(this.#gathering);
-    this.#gathering = undefined;
-    if (this.#gathered.count === 0) return;
-    this.#packedMs = performance.now();
-    this.#publishNow(this.#gathered.take());
-  };
 
   #publishNow(packed: PackedEvents): void {
     const { topic = '', dataParallelRank = null, now = unixSeconds } = this.#options;
@@ -273,7 +248,7 @@ export class KvEventPublisher {
 
   /** Events were lost before they came here: a hole in the sequence, so that consumers know that they missed something. */
   skip(): void {
-    this.#publishGathered();
+    this.#pace.flush();
     this.#skip();
   }
 
@@ -296,7 +271,7 @@ export class KvEventPublisher {
 
   /** What is queued is still handed to ZeroMQ; subscribers that are behind lose what they have not read. */
   async close(): Promise<void> {
-    this.#publishGathered();
+    this.#pace.flush();
     this.#closed = true;
     this.#outbox.close();
     await this.#bound?.close();

@@ -1,4 +1,5 @@
 /** Who gets a request, and that nothing stays counted. */
+import { maxMedia } from '@kvtier/kv-index';
 import { type PolicyName, policies } from '@kvtier/routing';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
@@ -100,7 +101,34 @@ describe('a choice', () => {
     holdings.remote = { remoteBlocks: 10, remoteMedium: 3 };
     expect(nameOf(await dispatcher.choose(request(), never))).toBe('b');
     expect(workers.shares[0]!.tokensAhead).toBe(1);
-    expect(workers.shares[0]!.loadS).toBeCloseTo(1e-5);
+    expect(workers.shares[0]!.loadS).toBeCloseTo(1e-5, 9);
+  });
+
+  it('counts what its worker brings in of its own, and room for as much of an answer as is likely', async () => {
+    const { workers, holdings, dispatcher } = rig();
+    workers.add('a').load.loadBlocksPerS = [0, 100, 50];
+    const byMedium = new Int32Array(maxMedia);
+    byMedium.set([2, 4, 3]);
+    Object.assign(holdings, { match: () => [{ blocks: 9, byMedium }] });
+    await dispatcher.choose(request({ maxTokens: 100_000 }), never);
+    expect(workers.shares).toMatchObject([{ tokensAhead: 16, blocks: 74, loadS: 4 / 100 + 3 / 50 }]);
+  });
+
+  it('takes a worker that has not measured for as fast as the others are on average, and of none that has for 4,000 tokens a second', async () => {
+    const { workers, dispatcher } = rig();
+    const ahead = { waiting: 1, tokensAhead: 200, prefillTokensPerS: 0 };
+    const [a, b] = [workers.add('a', {}, ahead), workers.add('b', {}, ahead)];
+    const whyOf = async (): Promise<string> => {
+      const choice = await dispatcher.choose(request({ among: new Set(['b']), keys: new Int32Array(0) }), never);
+      choice.ended();
+      Object.assign(b.load, ahead);
+      return choice.why.split(',')[0]!;
+    };
+    expect(await whyOf()).toBe('ahead 50 ms');
+    a.load.prefillTokensPerS = 1_000;
+    expect(await whyOf()).toBe('ahead 200 ms');
+    workers.add('c', {}, { ...ahead, prefillTokensPerS: 3_000 });
+    expect(await whyOf()).toBe('ahead 100 ms');
   });
 
   it('is of the model, ready, named and not failed before', async () => {
@@ -324,5 +352,22 @@ describe('a choice', () => {
     const names = new Set<string>();
     for (let i = 0; i < 2; i++) names.add(nameOf(await dispatcher.choose(request(), never)));
     expect(names).toEqual(new Set(['b', 'c']));
+  });
+
+  it('does not look for what another worker of its number was sent: policies forget it', async () => {
+    // Of equals it is the last one.
+    const { workers, dispatcher } = rig({ policy: 'hash-trie', random: () => 0 });
+    const all = [workers.add('a'), workers.add('b')];
+    const keys = Int32Array.from({ length: 20 }, (_, at) => at + 1);
+    const chosen = async (among?: string): Promise<string> => {
+      const choice = await dispatcher.choose(request({ keys, among: among ? new Set([among]) : undefined }), never);
+      choice.ended();
+      return nameOf(choice);
+    };
+    for (const name of ['a', 'b']) await chosen(name);
+    expect(await chosen()).toBe('b');
+    workers.all[1] = { ...all[1]!, record: recordOf('c') };
+    workers.changed();
+    expect(await chosen()).toBe('a');
   });
 });

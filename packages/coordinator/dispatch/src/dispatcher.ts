@@ -72,7 +72,8 @@ export class Dispatcher implements Dispatch {
   #chosen = 0;
   #saturated = 0;
   #lookedAtMs = Number.NEGATIVE_INFINITY;
-  #look: NodeJS.Immediate | NodeJS.Timeout | undefined;
+  /** Takes back the next look; undefined: none is to come. */
+  #stopLook: (() => void) | undefined;
   #closed = false;
 
   constructor(options: DispatcherOptions) {
@@ -164,7 +165,7 @@ export class Dispatcher implements Dispatch {
   close(): void {
     this.#closed = true;
     this.#stopListening();
-    this.#stopLook();
+    this.#stopLook?.();
     for (const lane of this.#lanes) this.#rejectFrom(lane, () => closing());
   }
 
@@ -237,20 +238,20 @@ export class Dispatcher implements Dispatch {
 
   /** Soon, if somebody waits. */
   #wake(): void {
-    if (this.#waiting === 0 || this.#look !== undefined || this.#closed) return;
+    if (this.#waiting === 0 || this.#stopLook !== undefined || this.#closed) return;
     const sinceMs = performance.now() - this.#lookedAtMs;
     const look = (): void => {
-      this.#look = undefined;
+      this.#stopLook = undefined;
       this.#lookAtQueues();
     };
-    this.#look = sinceMs >= lookMs ? setImmediate(look) : setTimeout(look, lookMs - sinceMs);
-  }
-
-  #stopLook(): void {
-    if (this.#look === undefined) return;
-    clearImmediate(this.#look as NodeJS.Immediate);
-    clearTimeout(this.#look as NodeJS.Timeout);
-    this.#look = undefined;
+    // Each by its own: a timer that is taken back as an immediate stops all immediates of the process.
+    if (sinceMs >= lookMs) {
+      const immediate = setImmediate(look);
+      this.#stopLook = () => clearImmediate(immediate);
+    } else {
+      const timer = setTimeout(look, lookMs - sinceMs);
+      this.#stopLook = () => clearTimeout(timer);
+    }
   }
 
   #lookAtQueues(): void {

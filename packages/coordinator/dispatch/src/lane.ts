@@ -91,7 +91,6 @@ export class Lane {
       const { load, facts } = workers[this.numbers[i]!]!;
       this.#states[i] ??= new State();
       const state = this.#states[i]!;
-      const isIdle = load.waiting === 0 && load.running === 0;
       state.waiting = load.waiting;
       state.running = load.running;
       state.tokensAhead = load.tokensAhead;
@@ -102,8 +101,7 @@ export class Lane {
       state.totalBlocks = facts?.totalBlocks ?? 0;
       state.maxRunning = facts?.maxRunning;
       state.maxStepTokens = facts?.maxStepTokens;
-      // A worker without requests frees nothing more: whatever it says, it takes the next one.
-      state.freedBlocksPerS = isIdle || state.totalBlocks === 0 ? 0 : load.freedBlocksPerS;
+      state.freedBlocksPerS = load.freedBlocksPerS;
       state.loadAheadS = load.loadAheadS;
       state.prefillTokensPerS = load.prefillTokensPerS;
       state.stepS = load.stepS;

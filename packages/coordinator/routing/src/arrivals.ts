@@ -4,8 +4,6 @@ const remembered = 256;
 const fewest = 16;
 /** Times as long as on average: of arrivals by chance, one gap in twenty thousand is. */
 const longGap = 10;
-/** Times as long as the longest lately: crowds come with pauses between them. */
-const longerGap = 2;
 
 export class Arrivals {
   readonly #atMs = new Float64Array(remembered);
@@ -38,14 +36,5 @@ export class Arrivals {
     const lastMs = this.#atMs[(this.#count - 1) % remembered]!;
     const firstMs = this.#atMs[this.#count <= remembered ? 0 : this.#count % remembered]!;
     return nowMs - lastMs > longGap * Math.max((lastMs - firstMs) / known, 1);
-  }
-
-  /** None came for so long that no pause between two crowds is as long. */
-  areOver(nowMs: number): boolean {
-    if (!this.haveEnded(nowMs)) return false;
-    let longestMs = 0;
-    for (let i = Math.max(this.#count - remembered, 0) + 1; i < this.#count; i++)
-      longestMs = Math.max(longestMs, this.#atMs[i % remembered]! - this.#atMs[(i - 1) % remembered]!);
-    return nowMs - this.#atMs[(this.#count - 1) % remembered]! > longerGap * longestMs;
   }
 }

@@ -59,28 +59,6 @@ describe('late binding', () => {
     expect(late.take(at(enough), 1, chance)).toMatchObject({ item: 'a', worker: 0 });
   });
 
-  it('gives a worker nothing more once nobody comes and its answer would run on alone, but to who can go nowhere else', () => {
-    const late = new LateBinding<string>();
-    const loads = [0, 1, 2, 3].map((number) => ({ ...state(0, number === 0 ? 10 : 0), running: 1 }));
-    for (let i = 0; i < 20; i++) {
-      late.add(`${i}`, { ...request(10), maxTokens: i === 0 ? 1_000 : 1 }, i, 10);
-      expect(late.take(() => (i === 0 ? loads.slice(0, 1) : loads), i, chance)!.item).toBe(`${i}`);
-    }
-    // It holds half of this one. While others come, that decides; and ten times as long as it takes until one comes is not over yet.
-    const held = { ...request(320), keys: Int32Array.from({ length: 40 }, (_, at) => at) };
-    late.add('while they come', held, 20, 160);
-    expect(late.take(() => loads, 25, chance)!.worker).toBe(0);
-    late.add('the last', held, 25, 160);
-    expect(late.take(() => loads, 1_000, chance)!.worker).toBeGreaterThan(0);
-    late.add('only there', held, 1_000, 160);
-    late.add('while it runs', held, 1_001, 160);
-    expect(late.take(() => loads.slice(0, 1), 3_000, chance)!.worker).toBe(0);
-    expect(late.take(() => loads, 3_000, chance)!.worker).toBeGreaterThan(0);
-    late.left(0);
-    late.add('another worker by now', { ...held, keys: held.keys.map((key) => -key) }, 1_002, 160);
-    expect(late.take(() => loads, 3_500, chance)!.worker).toBe(0);
-  });
-
   it('lets short ones pass long ones, and long ones wait no longer than their length justifies', () => {
     const late = new LateBinding<string>();
     late.add('long', request(10_000), 0, 10_000);

@@ -11,14 +11,12 @@
  *   - What is being computed counts as held where it is: no document is computed twice because two ask at once (`under-way.ts`).
  *   - The last worker that is open is left to short ones, where many of them come (`#keepsFree`).
  *   - The longest answer begins first, where it would run on alone after all others (`longest-answer.ts`).
- *   - Once nobody comes any more, a worker whose answer would run on alone gets nothing more (`last-answers.ts`).
  *   - Where it waits for room though another worker has some, it goes there once it has waited as long as that costs all.
  *   - Where it would wait though some worker has nothing to do, it may go to that one, for those that come after it (`rent-or-buy.ts`).
  *
  * Without a queue, this is the policy itself: the first look sends the request. Bounded: beyond `maxHeld` nothing is taken.
  */
 import { Arrivals } from './arrivals.ts';
-import { LastAnswers } from './last-answers.ts';
 import { LongestAnswer } from './longest-answer.ts';
 import { type Held, know, Look, type StatesFor } from './look.ts';
 import type { HeldOfPrompt } from './policies/predicted.ts';
@@ -59,7 +57,6 @@ export class LateBinding<T> {
   readonly #underWay = new UnderWay();
   readonly #arrivals = new Arrivals();
   readonly #longest = new LongestAnswer();
-  readonly #last = new LastAnswers();
   /** What those that wait need, in ms. */
   #queuedMs = 0;
   #workers = 1;
@@ -106,7 +103,6 @@ export class LateBinding<T> {
   /** This number stands for another worker from now on, or for one that does not go on with what it had, or for none. */
   left(worker: number): void {
     this.#underWay.left(worker);
-    this.#last.left(worker);
     for (const held of this.#held) held.knownAtMs = Number.NEGATIVE_INFINITY;
   }
 
@@ -114,12 +110,9 @@ export class LateBinding<T> {
   take(statesFor: StatesFor, nowMs: number, random: Random): Assignment<T> | undefined {
     const { knownMs = usualKnownMs } = this.#options;
     const look = new Look(this.#options.openS, this.#held.length, nowMs);
-    let isFirst = true;
     for (const held of this.#first(nowMs)) {
       // The first one is always asked for: it tells the loads, too.
       if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) know(held, statesFor, nowMs, look, this.#underWay);
-      if (isFirst && this.#arrivals.areOver(nowMs)) this.#leavesToAnswers(look, nowMs);
-      isFirst = false;
       if (!look.mayOpen(held)) continue;
       let best = look.best(held, random);
       let idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
@@ -155,18 +148,12 @@ export class LateBinding<T> {
     const { request, workers } = held;
     this.remove(held.item);
     const { seconds, lastStepS } = look.takes(held, worker);
-    this.#last.gives(worker, look.loads[worker]!, look.workS(held, worker), request.maxTokens, seconds, nowMs);
     if (2 * held.known[worker]!.match.blocks < request.keys.length) {
       this.#underWay.given(request.keys, worker, nowMs, seconds * 1000, lastStepS * 1000);
     }
     this.#workers = workers.length;
     const loads = workers.map((number) => look.loads[number]!);
     this.#longest.begins(request.maxTokens, loads, nowMs);
-  }
-
-  #leavesToAnswers(look: Look, nowMs: number): void {
-    const answer = longest(this.#held, ({ request }) => request.maxTokens)!;
-    look.leave(this.#last.alone(look.loads, this.#queuedMs / 1000, answer.request.maxTokens, nowMs));
   }
 
   /**

@@ -88,8 +88,6 @@ export class Look {
   /** Seconds, of what is computed and of loads. */
   readonly #claims: number[] = [];
   readonly #loadClaims: number[] = [];
-  /** Workers that get nothing more. */
-  #left: readonly number[] = [];
 
   constructor(openS: number, waiting: number, nowMs: number) {
     this.#nowMs = nowMs;
@@ -103,14 +101,9 @@ export class Look {
     return true;
   }
 
-  /** These workers get nothing more, but of who may have no others. */
-  leave(workers: readonly number[]): void {
-    this.#left = workers;
-  }
-
   /** Some worker has time for it; whether it has room is seen later. */
   mayOpen({ workers }: Held<unknown>): boolean {
-    for (const worker of this.#notLeft(workers)) if (this.#hasTime(worker)) return true;
+    for (const worker of workers) if (this.#hasTime(worker)) return true;
     return false;
   }
 
@@ -124,7 +117,7 @@ export class Look {
   /** The worker that serves it soonest. There is one. */
   best({ request, workers, known }: Held<unknown>, random: Random): number {
     const { atWorkers, all } = this.#crowd(workers);
-    return leastBy(this.#notLeft(workers), random, (worker) => {
+    return leastBy(workers, random, (worker) => {
       const load = this.loads[worker]!;
       const claimed = this.#claims[worker] ?? 0;
       const claimedLoad = this.#loadClaims[worker] ?? 0;
@@ -138,7 +131,7 @@ export class Look {
   idleBeside({ request, workers, known }: Held<unknown>, best: number, random: Random): number | undefined {
     if (known[best]!.match.blocks === 0) return undefined;
     let found = false;
-    const idle = leastBy(this.#notLeft(workers), random, (worker) => {
+    const idle = leastBy(workers, random, (worker) => {
       const load = this.loads[worker]!;
       if (worker === best || this.aheadS(worker) > 0 || roomS(request, load) > 0) return Number.POSITIVE_INFINITY;
       found = true;
@@ -155,7 +148,7 @@ export class Look {
     const { request, workers, known } = held;
     if (!this.#hasTime(best) || roomS(request, this.loads[best]!) === 0) return undefined;
     let found = false;
-    const open = leastBy(this.#notLeft(workers), random, (worker) => {
+    const open = leastBy(workers, random, (worker) => {
       if (!this.isOpen(held, worker)) return Number.POSITIVE_INFINITY;
       found = true;
       return costOf(request, this.loads[worker]!, 0, 0, 1, known[worker]!);
@@ -222,12 +215,6 @@ export class Look {
     const { tokensAhead, prefillTokensPerS, loadAheadS } = this.loads[worker]!;
     const computeS = tokensAhead / prefillTokensPerS + (this.#claims[worker] ?? 0);
     return Math.max(computeS, loadAheadS + (this.#loadClaims[worker] ?? 0));
-  }
-
-  #notLeft(workers: readonly number[]): readonly number[] {
-    if (this.#left.length === 0) return workers;
-    const others = workers.filter((worker) => !this.#left.includes(worker));
-    return others.length === 0 ? workers : others;
   }
 
   #hasTime(worker: number): boolean {

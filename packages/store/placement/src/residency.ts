@@ -2,8 +2,7 @@
  * One index over all tiers: for every block that any tier holds, which ones. Fed by `Tier.follow`, so that a lookup asks no
  * tier: it reads one small record per block, in typed arrays, without making a string.
  *
- *     name (namespace, hash) ──▶ 128 bits ──▶ shard (top bits) ──▶ slot, linear probing ──▶ record number, and 32 bits of the
- *                                             name beside it, so that no record is looked at but the right one
+ *     name (namespace, hash) ──▶ 128 bits ──▶ 32 bits ──▶ record number (row-slots.ts of the tiers' kit)
  *     records, in chunks, 24 bytes each:
  *       [ word0 | word1 | word2 | word3 | tiers 8 · tenant 12 | expires, s ]
  *
@@ -13,14 +12,12 @@
  * What concerns a whole tier takes many turns, a slice in each: what it holds is taken in page by page, and when it has lost all,
  * its bit counts for nothing from that moment on, while it is taken out of the records one after the other (`followed-tier.ts`).
  *
- * Invariants: a record exists exactly while at least one tier holds the block, or has to be taken out of it; a shard is at most 80 % full and grows
- * alone, by half, so that no turn pays for the whole table; deletion shifts back, so there are no tombstones. The index is
- * a hint, never a proof: tiers verify the full name when they read. (Linear probing with backward shift: Knuth 6.4 R; a
- * multiplication in place of a modulus: Lemire's fast range.)
+ * Invariants: a record exists exactly while at least one tier holds the block, or has to be taken out of it. The index is
+ * a hint, never a proof: tiers verify the full name when they read.
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
-import { Slices, slicing, type Tier } from '@kvtier/tiers';
+import { RowSlots, Slices, slicing, type Tier } from '@kvtier/tiers';
 import { type Chain, hashCount, mix, tagOf, writeWords } from './chain-words.ts';
 import { type Followable, FollowedTier, type OnChange, type TierRecords } from './followed-tier.ts';
 
@@ -37,22 +34,13 @@ const chunkBits = 14;
 const chunkRecords = 1 << chunkBits;
 const chunkMask = chunkRecords - 1;
 const shardBits = 8;
-const shardCount = 1 << shardBits;
-const firstSlots = 16;
 /** Not a record. */
 const none = -1;
-
-/** Two words a slot, side by side for the cache's sake: record number + 1 (0: free), and what `mix` made of its name. */
-interface Shard {
-  slots: Int32Array;
-  length: number;
-  count: number;
-}
 
 export type OnTiers = (word: number, before: number, after: number) => void;
 
 export class Residency implements TierRecords {
-  readonly #shards: Shard[] = [];
+  readonly #slots = new RowSlots(shardBits);
   readonly #chunks: Int32Array[] = [];
   /** Records that were given back: the last one, each leads to the one before in its first word. */
   #free = none;
@@ -83,11 +71,6 @@ export class Residency implements TierRecords {
     this.#onGone = onGone;
     this.#onTiers = onTiers;
     this.#sliceBlocks = slice;
-    for (let i = 0; i < shardCount; i++) {
-      // Shards fill up alike: they begin with different sizes, so that they do not all grow at the same time.
-      const length = Math.floor(firstSlots * 1.5 ** (i / shardCount));
-      this.#shards.push({ slots: new Int32Array(2 * length), length, count: 0 });
-    }
   }
 
   /** Blocks that at least one tier holds. */
@@ -102,9 +85,7 @@ export class Residency implements TierRecords {
 
   /** Memory of the index. */
   get bytes(): number {
-    let bytes = this.#chunks.length * chunkRecords * recordWords * 4;
-    for (const { slots } of this.#shards) bytes += slots.byteLength;
-    return bytes;
+    return this.#chunks.length * chunkRecords * recordWords * 4 + this.#slots.bytes;
   }
 
   /**
@@ -276,26 +257,16 @@ export class Residency implements TierRecords {
     }
     let listing = 0;
     for (const followed of this.#followed) if (followed.isListing) listing |= followed.bits;
-    let total = 0;
-    for (const [number, shard] of this.#shards.entries()) {
-      let used = 0;
-      for (let slot = 0; slot < shard.length; slot++) {
-        const entry = shard.slots[2 * slot]!;
-        if (entry === 0) continue;
-        used++;
-        const name = this.#nameOf(entry - 1);
-        const meta = this.#chunks[(entry - 1) >>> chunkBits]![((entry - 1) & chunkMask) * recordWords + metaAt]!;
-        const expected = held.get(name.join()) ?? 0;
-        held.delete(name.join());
-        invariant(mix(name, 0) >>> (32 - shardBits) === number, 'residency: a record is listed in a wrong shard');
-        invariant(this.#find(name, 0) === entry - 1, 'residency: a record cannot be found');
-        invariant((meta & tiersMask) !== 0, 'residency: a record that no tier holds');
-        invariant((meta & this.#counting & ~expected) === 0, 'residency: a record names the wrong tiers');
-        invariant((expected & ~listing & ~meta) === 0, 'residency: a record lacks a tier');
-      }
-      invariant(used === shard.count, 'residency: a shard miscounts');
-      total += used;
-    }
+    const total = this.#slots.checkIntegrity('residency', (record) => {
+      const name = this.#nameOf(record);
+      const meta = this.#chunks[record >>> chunkBits]![(record & chunkMask) * recordWords + metaAt]!;
+      const expected = held.get(name.join()) ?? 0;
+      held.delete(name.join());
+      invariant(this.#find(name, 0) === record, 'residency: a record cannot be found');
+      invariant((meta & tiersMask) !== 0, 'residency: a record that no tier holds');
+      invariant((meta & this.#counting & ~expected) === 0, 'residency: a record names the wrong tiers');
+      invariant((expected & ~listing & ~meta) === 0, 'residency: a record lacks a tier');
+    });
     let free = 0;
     for (let record = this.#free; record !== none; record = this.#nameOf(record)[0]!) free++;
     for (const bits of held.values())
@@ -348,9 +319,9 @@ export class Residency implements TierRecords {
   /** The record of a name (4 words from `from` on), `none` when there is none. */
   #find(name: Int32Array, from: number): number {
     const h = mix(name, from);
-    const { slots, length } = this.#shards[h >>> (32 - shardBits)]!;
+    const { slots, length } = this.#slots.shardOf(h);
     const chunks = this.#chunks;
-    for (let slot = homeOf(h, length); ; ) {
+    for (let slot = this.#slots.homeOf(h, length); ; ) {
       const record = slots[2 * slot]! - 1;
       if (record === none) return none;
       if (slots[2 * slot + 1] === h) {
@@ -390,11 +361,7 @@ export class Residency implements TierRecords {
   }
 
   #insert(record: number): void {
-    const h = this.#mixOf(record);
-    const shard = this.#shards[h >>> (32 - shardBits)]!;
-    if ((shard.count + 1) * 5 > shard.length * 4) grow(shard);
-    place(shard, h, record + 1);
-    shard.count++;
+    this.#slots.add(this.#mixOf(record), record);
     this.#count++;
   }
 
@@ -407,7 +374,7 @@ export class Residency implements TierRecords {
     this.#onTiers(chunk[at]!, before, before & ~tiers);
     if ((chunk[at + metaAt]! & tiersMask) !== 0) return;
     this.#endsNot(record);
-    this.#unlist(record);
+    this.#slots.remove(this.#mixOf(record), record);
     chunk.fill(0, at, at + recordWords);
     chunk[at] = this.#free;
     this.#free = record;
@@ -423,43 +390,4 @@ export class Residency implements TierRecords {
     this.#expiring--;
     this.#onGone(record);
   }
-
-  /** Backward shift: what stands at or after its home beyond the hole may take the hole's place. */
-  #unlist(record: number): void {
-    const h = this.#mixOf(record);
-    const shard = this.#shards[h >>> (32 - shardBits)]!;
-    const { slots, length } = shard;
-    let hole = homeOf(h, length);
-    while (slots[2 * hole] !== record + 1) hole = hole + 1 === length ? 0 : hole + 1;
-    for (let next = hole; ; ) {
-      next = next + 1 === length ? 0 : next + 1;
-      if (slots[2 * next] === 0) break;
-      const home = homeOf(slots[2 * next + 1]!, length);
-      if ((next - home + length) % length < (next - hole + length) % length) continue;
-      slots[2 * hole] = slots[2 * next]!;
-      slots[2 * hole + 1] = slots[2 * next + 1]!;
-      hole = next;
-    }
-    slots[2 * hole] = 0;
-    shard.count--;
-  }
-}
-
-function place({ slots, length }: Shard, h: number, entry: number): void {
-  let slot = homeOf(h, length);
-  while (slots[2 * slot] !== 0) if (++slot === length) slot = 0;
-  slots[2 * slot] = entry;
-  slots[2 * slot + 1] = h;
-}
-
-function grow(shard: Shard): void {
-  const { slots, length } = shard;
-  shard.length = length + (length >>> 1);
-  shard.slots = new Int32Array(2 * shard.length);
-  for (let at = 0; at < slots.length; at += 2) if (slots[at] !== 0) place(shard, slots[at + 1]!, slots[at]!);
-}
-
-/** The bits below those that chose the shard, spread over the shard's slots. */
-function homeOf(h: number, slots: number): number {
-  return ((((h << shardBits) >>> 0) * slots) / 0x1_0000_0000) | 0;
 }

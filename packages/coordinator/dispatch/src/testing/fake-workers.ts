@@ -43,7 +43,8 @@ export class FakeWorkers implements Workers {
   /** Requests that were sent and have not ended, by number. */
   readonly open: number[] = [];
   readonly shares: Share[] = [];
-  readonly #listeners = new Set<{ readonly tell: () => void }>();
+  readonly #onChange = new Set<{ readonly tell: () => void }>();
+  readonly #onLoad = new Set<{ readonly tell: () => void }>();
 
   add(name: string, facts: Partial<WorkerFacts> = {}, load: Partial<WorkerLoad> = {}): FakeWorker {
     const worker: FakeWorker = {
@@ -76,8 +77,14 @@ export class FakeWorkers implements Workers {
     return worker;
   }
 
+  /** A worker is another one, or another state. What is sent and ends tells nobody. */
   changed(): void {
-    for (const { tell } of this.#listeners) tell();
+    for (const { tell } of this.#onChange) tell();
+  }
+
+  /** A worker told its load. */
+  told(): void {
+    for (const { tell } of this.#onLoad) tell();
   }
 
   workers(): readonly (Worker | undefined)[] {
@@ -85,13 +92,11 @@ export class FakeWorkers implements Workers {
   }
 
   onChange(listener: () => void): () => void {
-    const entry = { tell: listener };
-    this.#listeners.add(entry);
-    return () => this.#listeners.delete(entry);
+    return listening(this.#onChange, listener);
   }
 
   onLoad(listener: () => void): () => void {
-    return this.onChange(listener);
+    return listening(this.#onLoad, listener);
   }
 
   sent(number: number, share: Share): Sent {
@@ -111,16 +116,20 @@ export class FakeWorkers implements Workers {
       firstToken: () => {
         begun();
         load.running++;
-        this.changed();
       },
       ended: () => {
         if (waits) begun();
         else load.running--;
         this.open[number]!--;
-        this.changed();
       },
     };
   }
+}
+
+function listening(all: Set<{ readonly tell: () => void }>, listener: () => void): () => void {
+  const entry = { tell: listener };
+  all.add(entry);
+  return () => all.delete(entry);
 }
 
 /** Holds so many leading blocks of every prompt, by the worker's number. */

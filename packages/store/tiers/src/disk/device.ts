@@ -4,8 +4,7 @@
  *     opening ──▶ in service ──ENOSPC, EIO, no answer──▶ out of service ──probe, recovery──▶ in service …
  *
  * Invariants: the bytes of its files never exceed its capacity; while it is out of service nothing of it is listed and no new
- * I/O begins; a new life begins only when nothing of the former one is in flight. It tries again by itself, with a backoff
- * that starts anew only after it has been well for a while.
+ * I/O begins; a new life begins only when nothing of the former one is in flight. It tries again by itself (retries.ts).
  */
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
@@ -35,6 +34,7 @@ import {
 import { Patience } from './patience.ts';
 import { unfinishedSuffix } from './recovery.ts';
 import { reinsertHot } from './reinsertion.ts';
+import { Retries } from './retries.ts';
 import type { Segment } from './segment.ts';
 import type { SegmentPool } from './segment-pool.ts';
 
@@ -73,10 +73,7 @@ export class DiskDevice {
   #pool: SegmentPool | undefined;
   #life: Life | undefined;
   #reason = 'not open yet';
-  #retryTimer: NodeJS.Timeout | undefined;
-  #waitMs: number;
-  #backSinceMs = 0;
-  #reviving: Promise<void> | undefined;
+  readonly #retries: Retries;
   #checkpointing: Promise<void> | undefined;
   #checkpointTick = 0;
   #checkpointedMs: number;
@@ -112,7 +109,7 @@ export class DiskDevice {
     this.#owner = owner;
     this.#plan = planCapacity(place.capacityBytes, options.segmentBytes);
     this.#timeoutMs = timeoutMs;
-    this.#waitMs = retry.firstMs;
+    this.#retries = new Retries(() => this.#revive(), retry);
     this.#watch = new Watch(Math.max(10, Math.min(1000, timeoutMs / 8)), (nowMs) => this.#look(nowMs));
     this.#checkpointedMs = this.#watch.nowMs();
     const nowMs = (): number => this.#watch.nowMs();
@@ -183,12 +180,8 @@ export class DiskDevice {
     life?.appender.stop();
     life?.pool.stop(true);
     this.#erased = life?.pool.erasures() ?? this.#erased;
-    const { firstMs, longestMs } = this.#options.retry ?? defaultRetry;
-    const wasWell = performance.now() - this.#backSinceMs > longestMs;
-    this.#waitMs = wasWell ? firstMs : Math.min(longestMs, this.#waitMs * 2);
-    const fields = { dir: this.dir, reason: this.#reason, retryMs: this.#waitMs };
+    const fields = { dir: this.dir, reason: this.#reason, retryMs: this.#retries.failed() };
     this.#options.log.error(fields, 'a device of the disk tier is out of service; it will be tried again');
-    this.#retryLater();
   }
 
   checkIntegrity(): void {
@@ -202,12 +195,12 @@ export class DiskDevice {
   async close(): Promise<void> {
     if (this.#closed) return;
     const patience = new Patience(this.#timeoutMs);
-    clearTimeout(this.#retryTimer);
+    this.#retries.stop();
     if (this.inService) await patience.wait(this.#life!.appender.idle());
     this.#closed = true;
     this.#life?.appender.stop();
     this.#pool?.stop(false);
-    await patience.wait(this.#reviving);
+    await patience.wait(this.#retries.trying);
     await patience.wait(this.#checkpointing);
     await patience.wait(this.#pool?.settle());
     for (const segment of this.segments) await patience.wait(segment.idle());
@@ -256,17 +249,7 @@ export class DiskDevice {
     });
   }
 
-  #retryLater(): void {
-    clearTimeout(this.#retryTimer);
-    this.#retryTimer = setTimeout(() => {
-      this.#reviving ??= this.#revive().finally(() => {
-        this.#reviving = undefined;
-      });
-    }, this.#waitMs).unref();
-  }
-
   async #revive(): Promise<void> {
-    const { longestMs } = this.#options.retry ?? defaultRetry;
     try {
       const isBusy = this.io.inFlightCount > 0 || this.files.openCount > 0 || this.#pool?.isBusy;
       if (isBusy || this.#life?.appender.isBusy) throw new KvError('IO', `${this.dir}: the device still hangs`);
@@ -281,16 +264,14 @@ export class DiskDevice {
       this.#life = life;
       this.#erased.clear();
       this.#reason = '';
-      this.#backSinceMs = performance.now();
+      this.#retries.back();
       this.#options.log.warn({ dir: this.dir }, 'a device of the disk tier is back in service');
       this.#owner.onBack(this);
     } catch (error) {
       if (this.#closed) return;
       this.#owner.index.drop(this.segments, false);
-      this.#waitMs = Math.min(longestMs, this.#waitMs * 2);
-      const fields = { dir: this.dir, reason: KvError.from(error).message, retryMs: this.#waitMs };
+      const fields = { dir: this.dir, reason: KvError.from(error).message, retryMs: this.#retries.failedAgain() };
       this.#options.log.warn(fields, 'a device of the disk tier is still out of service');
-      this.#retryLater();
     }
   }
 

@@ -3,15 +3,14 @@
  * in maps would stop the world again and again.
  *
  *     words  0–7 hash, zero padded · 8 namespace, bytes of the hash in the top 8 bits · 9 holders
- *     name ──▶ shard (top bits) ──▶ slot, linear probing ──▶ row number + 1, and beside it the name's hash, so that no row is
- *     looked at but the right one
+ *     name ──▶ 32 bits ──▶ row number (row-slots.ts)
  *
- * Invariants: exactly the rows with a holder are found by name, and a row stays where it is until it has none; a shard is at most
- * 80 % full and grows alone, by half, so that no turn pays for all of them; removal shifts back (Knuth 6.4 R).
+ * Invariants: exactly the rows with a holder are found by name, and a row stays where it is until it has none.
  */
 import { Buffer } from 'node:buffer';
 import { invariant } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
+import { RowSlots } from '../kit/row-slots.ts';
 
 /** No row. */
 export const noRow = -1;
@@ -24,20 +23,10 @@ const namespaceMask = (1 << hashBytesShift) - 1;
 const chunkBits = 13;
 const chunkMask = (1 << chunkBits) - 1;
 const shardBits = 9;
-const firstSlots = 16;
-
-/** Two words a slot, side by side for the cache's sake: row number + 1 (0: free), and what `mix` made of its name. */
-interface Shard {
-  slots: Int32Array;
-  length: number;
-  count: number;
-}
-
-const shardOf = (length: number): Shard => ({ slots: new Int32Array(2 * length), length, count: 0 });
 
 export class HolderTable {
   readonly #chunks: Int32Array[] = [];
-  readonly #shards: Shard[] = Array.from({ length: 1 << shardBits }, (_, number) => shardOf(firstSlotsOf(number)));
+  readonly #slots = new RowSlots(shardBits);
   /** The row given back last, each leads to the one before in its first word. */
   #free = noRow;
   #rowCount = 0;
@@ -57,8 +46,7 @@ export class HolderTable {
 
   /** Bytes of memory. */
   get bytes(): number {
-    const rows = this.#chunks.length * words * 4 * (chunkMask + 1);
-    return this.#shards.reduce((sum, { slots }) => sum + slots.byteLength, rows);
+    return this.#chunks.length * words * 4 * (chunkMask + 1) + this.#slots.bytes;
   }
 
   find(namespace: number, hash: HashKey): number {
@@ -83,10 +71,7 @@ export class HolderTable {
     const name = this.#name;
     for (let word = 0; word <= namespaceAt; word++) chunk[at + word] = name[word]!;
     chunk[at + holdersAt] = holders;
-    const shard = this.#shards[h >>> (32 - shardBits)]!;
-    if ((shard.count + 1) * 5 > shard.length * 4) grow(shard);
-    place(shard, h, row + 1);
-    shard.count++;
+    this.#slots.add(h, row);
     this.#count++;
     return 0;
   }
@@ -122,7 +107,7 @@ export class HolderTable {
 
   clear(): void {
     this.#chunks.length = 0;
-    for (const [number, shard] of this.#shards.entries()) Object.assign(shard, shardOf(firstSlotsOf(number)));
+    this.#slots.clear();
     this.#free = noRow;
     this.#rowCount = 0;
     this.#count = 0;
@@ -130,24 +115,10 @@ export class HolderTable {
 
   /** Throws InvariantError. */
   checkIntegrity(): void {
-    let listed = 0;
-    for (const [number, { slots, length, count }] of this.#shards.entries()) {
-      let used = 0;
-      for (let slot = 0; slot < length; slot++) {
-        const entry = slots[2 * slot]!;
-        if (entry === 0) continue;
-        used++;
-        const row = entry - 1;
-        invariant(this.holders(row) !== 0, 'peer directory: a block that nobody holds');
-        invariant(
-          slots[2 * slot + 1]! >>> (32 - shardBits) === number,
-          'peer directory: a row is listed in a wrong shard',
-        );
-        invariant(this.find(this.namespace(row), this.hash(row)) === row, 'peer directory: a row cannot be found');
-      }
-      invariant(used === count, 'peer directory: a shard miscounts');
-      listed += used;
-    }
+    const listed = this.#slots.checkIntegrity('peer directory', (row) => {
+      invariant(this.holders(row) !== 0, 'peer directory: a block that nobody holds');
+      invariant(this.find(this.namespace(row), this.hash(row)) === row, 'peer directory: a row cannot be found');
+    });
     let free = 0;
     for (let row = this.#free; row !== noRow; free++)
       row = this.#chunks[row >>> chunkBits]![(row & chunkMask) * words]!;
@@ -172,8 +143,8 @@ export class HolderTable {
   /** The row of the name that was read last. */
   #find(h: number): number {
     const name = this.#name;
-    const { slots, length } = this.#shards[h >>> (32 - shardBits)]!;
-    for (let slot = homeOf(h, length); ; ) {
+    const { slots, length } = this.#slots.shardOf(h);
+    for (let slot = this.#slots.homeOf(h, length); ; ) {
       const row = slots[2 * slot]! - 1;
       if (row === noRow) return noRow;
       if (slots[2 * slot + 1] === h) {
@@ -200,44 +171,8 @@ export class HolderTable {
 
   #unlist(row: number, at: number, chunk: Int32Array): void {
     for (let word = 0; word <= namespaceAt; word++) this.#name[word] = chunk[at + word]!;
-    const h = mix(this.#name);
-    const shard = this.#shards[h >>> (32 - shardBits)]!;
-    const { slots, length } = shard;
-    let hole = homeOf(h, length);
-    while (slots[2 * hole] !== row + 1) hole = hole + 1 === length ? 0 : hole + 1;
-    for (let next = hole; ; ) {
-      next = next + 1 === length ? 0 : next + 1;
-      if (slots[2 * next] === 0) break;
-      const home = homeOf(slots[2 * next + 1]!, length);
-      if ((next - home + length) % length < (next - hole + length) % length) continue;
-      slots[2 * hole] = slots[2 * next]!;
-      slots[2 * hole + 1] = slots[2 * next + 1]!;
-      hole = next;
-    }
-    slots[2 * hole] = 0;
-    shard.count--;
+    this.#slots.remove(mix(this.#name), row);
   }
-}
-
-/** Shards fill up alike: they begin with different sizes, so that they do not all grow at the same time. */
-const firstSlotsOf = (shard: number): number => Math.floor(firstSlots * 1.5 ** (shard / (1 << shardBits)));
-
-function place({ slots, length }: Shard, h: number, entry: number): void {
-  let slot = homeOf(h, length);
-  while (slots[2 * slot] !== 0) if (++slot === length) slot = 0;
-  slots[2 * slot] = entry;
-  slots[2 * slot + 1] = h;
-}
-
-function grow(shard: Shard): void {
-  const { slots, length, count } = shard;
-  Object.assign(shard, shardOf(length + (length >>> 1)), { count });
-  for (let at = 0; at < slots.length; at += 2) if (slots[at] !== 0) place(shard, slots[at + 1]!, slots[at]!);
-}
-
-/** The bits below those that chose the shard, spread over its slots. */
-function homeOf(h: number, slots: number): number {
-  return ((((h << shardBits) >>> 0) * slots) / 0x1_0000_0000) | 0;
 }
 
 /** Chain hashes are uniform, but they are what others say: all of the name is stirred in. Signed, as it is kept. */

@@ -1,0 +1,67 @@
+/** Rows by their mixes, beside a plain map: whatever comes and goes, each is found, and none that is not there. */
+import fc from 'fast-check';
+import { expect, it } from 'vitest';
+import { RowSlots } from './row-slots.ts';
+
+/** The row of this mix, as who looks for one does it. */
+function find(slots: RowSlots, mix: number): number | undefined {
+  const { slots: words, length } = slots.shardOf(mix);
+  for (let slot = slots.homeOf(mix, length); words[2 * slot] !== 0; slot = (slot + 1) % length)
+    if (words[2 * slot + 1] === mix) return words[2 * slot]! - 1;
+  return undefined;
+}
+
+// Few homes, at either end of a shard and of all shards: long runs, that go over the end of a shard's slots.
+const mixes = fc.oneof(
+  fc.integer({ min: -(2 ** 31), max: 2 ** 31 - 1 }),
+  fc.nat(60),
+  fc.nat(60).map((n) => 0x3fff_ffff - n),
+  fc.nat(60).map((n) => -1 - n),
+);
+
+it('finds what was added and not removed, and nothing else', () => {
+  const steps = fc.array(fc.record({ mix: mixes, isAdded: fc.boolean() }), { maxLength: 400 });
+  fc.assert(
+    fc.property(steps, (all) => {
+      const slots = new RowSlots(2);
+      const rows = new Map<number, number>();
+      for (const [row, { mix, isAdded }] of all.entries()) {
+        const held = rows.get(mix);
+        if (isAdded && held === undefined) {
+          slots.add(mix, row);
+          rows.set(mix, row);
+        } else if (!isAdded && held !== undefined) {
+          slots.remove(mix, held);
+          rows.delete(mix);
+        }
+      }
+      for (const { mix } of all) expect(find(slots, mix)).toBe(rows.get(mix));
+      const listed: number[] = [];
+      expect(slots.checkIntegrity('test', (row) => listed.push(row))).toBe(rows.size);
+      expect(listed.sort()).toEqual([...rows.values()].sort());
+      slots.clear();
+      expect(slots.checkIntegrity('test', () => {})).toBe(0);
+    }),
+  );
+});
+
+it('takes 12 bytes a row, more or less, and its shards do not grow together', () => {
+  const slots = new RowSlots(4);
+  let most = 0;
+  let before = slots.bytes;
+  for (let row = 0; row < 100_000; row++) {
+    slots.add(Math.imul(row + 1, 0x9e3779b1), row);
+    most = Math.max(most, (slots.bytes - before) / slots.bytes);
+    before = slots.bytes;
+  }
+  expect(slots.bytes / 100_000).toBeGreaterThan(10);
+  expect(slots.bytes / 100_000).toBeLessThan(16);
+  expect(most).toBeLessThan(0.2);
+});
+
+it('says which table miscounts', () => {
+  const slots = new RowSlots(1);
+  slots.add(7, 0);
+  slots.shardOf(7).count++;
+  expect(() => slots.checkIntegrity('test', () => {})).toThrow('test: a shard miscounts');
+});
