@@ -3041,7 +3041,7 @@ export const EngineService = {
     responseSerialize: (value: GenerateEvents): Buffer => Buffer.from(GenerateEvents.encode(value).finish()),
     responseDeserialize: (value: Buffer): GenerateEvents => GenerateEvents.decode(value),
   },
-  /** Drop the engine's own prefix cache (not the tiers); refused while blocks are held. For measuring and tests. */
+  /** Drop the engine's own prefix cache (not the tiers); refused while blocks are held or stored. For measuring and tests. */
   resetPrefixCache: {
     path: "/kvtier.v1.Engine/ResetPrefixCache" as const,
     requestStream: false as const,
@@ -3154,7 +3154,7 @@ export interface EngineServer extends UntypedServiceImplementation {
    * requests costs one. The call breaks: all of them are aborted.
    */
   generateMany: handleBidiStreamingCall<GenerateOrder, GenerateEvents>;
-  /** Drop the engine's own prefix cache (not the tiers); refused while blocks are held. For measuring and tests. */
+  /** Drop the engine's own prefix cache (not the tiers); refused while blocks are held or stored. For measuring and tests. */
   resetPrefixCache: handleUnaryCall<ResetPrefixCacheRequest, ResetPrefixCacheResponse>;
   /**
    * Keep what the engine's own blocks hold of a prefix until it is unpinned, whatever else needs room. CONFIG: no room for pins;
@@ -3211,7 +3211,7 @@ export interface EngineClient extends Client {
   generateMany(): ClientDuplexStream<GenerateOrder, GenerateEvents>;
   generateMany(options: Partial<CallOptions>): ClientDuplexStream<GenerateOrder, GenerateEvents>;
   generateMany(metadata: Metadata, options?: Partial<CallOptions>): ClientDuplexStream<GenerateOrder, GenerateEvents>;
-  /** Drop the engine's own prefix cache (not the tiers); refused while blocks are held. For measuring and tests. */
+  /** Drop the engine's own prefix cache (not the tiers); refused while blocks are held or stored. For measuring and tests. */
   resetPrefixCache(
     request: ResetPrefixCacheRequest,
     callback: (error: ServiceError | null, response: ResetPrefixCacheResponse) => void,
