@@ -151,21 +151,34 @@ async function beside(neighbour: () => Promise<unknown>, run: () => Promise<void
   await Promise.all([busy, ran]);
 }
 
-/** Long prompts a second that the prefill worker computes, and streams a second of the decode worker, both at work. */
+/**
+ * Streams a second of the decode worker beside prompts, and long prompts a second that the prefill worker computes beside as many streams
+ * as the rounds have.
+ */
 async function mostOf(cluster: PdCluster): Promise<Readonly<Record<Timed['kind'], number>>> {
+  const prompt = (): Promise<Timed> => ask(cluster.url('always'), 'prompt', freshPrompt(shape.promptTokens), 1);
+  const one = (): Promise<Timed> =>
+    ask(cluster.url('never'), 'stream', freshPrompt(shape.streamTokens), shape.answerTokens);
   const [firsts, streamsS]: [number[], number[]] = [[], []];
-  const streamsOnce = async (): Promise<void> => {
-    const begin = performance.now();
-    const one = (): Promise<Timed> =>
-      ask(cluster.url('never'), 'stream', freshPrompt(shape.streamTokens), shape.answerTokens);
-    await Promise.all(Array.from({ length: streamsAtOnce }, one));
-    streamsS.push((performance.now() - begin) / 1000);
-  };
-  await beside(streamsOnce, async () => {
-    for (let at = 0; at < 2 * loneRounds; at++)
-      firsts.push((await ask(cluster.url('always'), 'prompt', freshPrompt(shape.promptTokens), 1)).ttftMs);
+  await beside(prompt, async () => {
+    for (let at = 0; at < loneRounds; at++) {
+      const begin = performance.now();
+      await Promise.all(Array.from({ length: streamsAtOnce }, one));
+      streamsS.push((performance.now() - begin) / 1000);
+    }
   });
-  return { prompt: 1000 / median(firsts), stream: streamsAtOnce / median(streamsS) };
+  const stream = streamsAtOnce / median(streamsS);
+  let seed = 1;
+  const usual = (): Promise<unknown> =>
+    mixedLoad(
+      cluster.url('never'),
+      shape,
+      arrivals({ prompt: 0, stream: stream * usualLoad.stream }, otherMs / 6, seed++),
+    );
+  await beside(usual, async () => {
+    for (let at = 0; at < 2 * loneRounds; at++) firsts.push((await prompt()).ttftMs);
+  });
+  return { prompt: 1000 / median(firsts), stream };
 }
 
 async function measure(
