@@ -16,8 +16,7 @@
  * `never`, which have all: each reads the events of its workers, asked or not.
  *
  * Targets are of the machine: four times a lone prompt's first token, and half of the pause that a whole step of a prompt makes. They are
- * measured anew for each link, just before what they judge, and as the rates beside a worker that computes: on shared cores a neighbour
- * makes each other slower by a third, and a load drawn from what one does alone would be more than both can do.
+ * measured anew for each link, just before what they judge.
  *
  * `--from=N` begins with round N, which has a load of its own: a long run can be made in pieces.
  *
@@ -67,8 +66,6 @@ const defaultRounds = 3;
 /** Of the usual load, so that of some ninety prompts nine are beyond the p90. Of others, whose requests are only counted. */
 const [roundMs, otherMs] = [48_000, 24_000];
 const loneRounds = 5;
-/** No first token is late, and no pause too long. */
-const noTargetMs = 60_000;
 
 const suite: Suite = {
   name: 'pd',
@@ -123,62 +120,13 @@ function partsOf(args: readonly string[]): ReadonlySet<Part> {
 async function targetsOf(cluster: PdCluster): Promise<Targets> {
   const url = cluster.url('combined');
   const [firsts, pauses]: [number[], number[]] = [[], []];
-  await cluster.coordinate({ ttftMs: noTargetMs, itlMs: noTargetMs }, ['always']);
-  await beside(
-    () => ask(cluster.url('always'), 'prompt', freshPrompt(shape.promptTokens), 1),
-    async () => {
-      for (let at = 0; at < 2 * loneRounds; at++) {
-        firsts.push((await ask(url, 'prompt', freshPrompt(shape.promptTokens), 1)).ttftMs);
-        pauses.push(...(await ask(url, 'stream', freshPrompt(shape.streamTokens), shape.answerTokens)).gapsMs);
-      }
-    },
-  );
-  await cluster.coordinate({ ttftMs: noTargetMs, itlMs: noTargetMs }, []);
+  for (let at = 0; at < 2 * loneRounds; at++) {
+    firsts.push((await ask(url, 'prompt', freshPrompt(shape.promptTokens), 1)).ttftMs);
+    pauses.push(...(await ask(url, 'stream', freshPrompt(shape.streamTokens), shape.answerTokens)).gapsMs);
+  }
   const firstMs = median(firsts.slice(loneRounds)); // code is compiled
   const stepMs = (firstMs * stepTokens) / shape.promptTokens + median(pauses);
   return { ttftMs: Math.ceil(ttftTimes * firstMs), itlMs: Math.ceil(pauseShare * stepMs) };
-}
-
-/** `run`, while the neighbour does its work again and again. Throws what either throws. */
-async function beside(neighbour: () => Promise<unknown>, run: () => Promise<void>): Promise<void> {
-  let over = false;
-  const busy = (async () => {
-    while (!over) await neighbour();
-  })();
-  const ran = run().finally(() => {
-    over = true;
-  });
-  await Promise.all([busy, ran]);
-}
-
-/**
- * Streams a second of the decode worker beside prompts, and long prompts a second that the prefill worker computes beside as many streams
- * as the rounds have.
- */
-async function mostOf(cluster: PdCluster): Promise<Readonly<Record<Timed['kind'], number>>> {
-  const prompt = (): Promise<Timed> => ask(cluster.url('always'), 'prompt', freshPrompt(shape.promptTokens), 1);
-  const one = (): Promise<Timed> =>
-    ask(cluster.url('never'), 'stream', freshPrompt(shape.streamTokens), shape.answerTokens);
-  const [firsts, streamsS]: [number[], number[]] = [[], []];
-  await beside(prompt, async () => {
-    for (let at = 0; at < loneRounds; at++) {
-      const begin = performance.now();
-      await Promise.all(Array.from({ length: streamsAtOnce }, one));
-      streamsS.push((performance.now() - begin) / 1000);
-    }
-  });
-  const stream = streamsAtOnce / median(streamsS);
-  let seed = 1;
-  const usual = (): Promise<unknown> =>
-    mixedLoad(
-      cluster.url('never'),
-      shape,
-      arrivals({ prompt: 0, stream: stream * usualLoad.stream }, otherMs / 6, seed++),
-    );
-  await beside(usual, async () => {
-    for (let at = 0; at < 2 * loneRounds; at++) firsts.push((await prompt()).ttftMs);
-  });
-  return { prompt: 1000 / median(firsts), stream };
 }
 
 async function measure(
@@ -204,13 +152,22 @@ async function measure(
           `${each.decision} ${each.degraded}`,
       );
   };
-  await cluster.coordinate(targets, ['predicted', 'always', 'never']);
+  await cluster.coordinate(targets, ['predicted', 'never']);
   // Code is compiled, and rates are learned.
-  for (let at = 0; at < loneRounds; at++)
+  const lone: number[] = [];
+  for (let at = 0; at < 2 * loneRounds; at++)
     for (const way of ['combined', 'predicted'] as const)
-      await ask(cluster.url(way), 'prompt', freshPrompt(shape.promptTokens), 1);
-  const most = await mostOf(cluster);
+      lone.push((await ask(cluster.url(way), 'prompt', freshPrompt(shape.promptTokens), 1)).ttftMs);
+  const streamsOnce = async (): Promise<number> => {
+    const begin = performance.now();
+    const one = (): Promise<Timed> =>
+      ask(cluster.url('never'), 'stream', freshPrompt(shape.streamTokens), shape.answerTokens);
+    await Promise.all(Array.from({ length: streamsAtOnce }, one));
+    return (performance.now() - begin) / 1000;
+  };
+  const streamsS = [await streamsOnce(), await streamsOnce(), await streamsOnce()];
   await cluster.coordinate(targets, ['predicted']);
+  const most = { prompt: 1000 / median(lone.slice(2 * loneRounds)), stream: streamsAtOnce / median(streamsS) };
   context.log(
     `${gbit} Gbit/s: at most ${most.prompt.toFixed(2)} long prompts and ${most.stream.toFixed(2)} streams a second`,
   );
