@@ -96,7 +96,7 @@ const suite: Suite = {
       for (const gbit of gbits === undefined ? links : [Number(gbits)]) {
         const taken = lengths.map((): Round[] => []);
         for (let life = 0; life < lives; life++) {
-          const lived = await liveOnce(dir, lengths, gbit, rounds);
+          const lived = await liveOnce(dir, lengths, gbit, rounds, life % 2 === 0 ? ['b', 'c'] : ['c', 'b']);
           for (const [at, theirs] of lived.entries()) taken[at]!.push(...theirs);
         }
         for (const [at, tokens] of lengths.entries())
@@ -121,8 +121,14 @@ async function modelFolder(context: BenchContext, model: string): Promise<string
   return folder;
 }
 
-/** Rounds by length. */
-async function liveOnce(dir: string, lengths: readonly number[], gbit: number, rounds: number): Promise<Round[][]> {
+/** Rounds by length. `places`: of the one that decides, and of the one that imports. */
+async function liveOnce(
+  dir: string,
+  lengths: readonly number[],
+  gbit: number,
+  rounds: number,
+  places: readonly ['b' | 'c', 'b' | 'c'],
+): Promise<Round[][]> {
   const folder = mkdtempSync(join(tmpdir(), 'kvs-'));
   const cluster = await hosts(['a', 'b', 'c'], { gbit });
   const sharing = new SharingHosts(cluster, folder);
@@ -130,8 +136,10 @@ async function liveOnce(dir: string, lengths: readonly number[], gbit: number, r
     const arenaBytes = arenaBytesFor(lengths, rounds);
     const first = await sharing.worker('a', dir, await sharing.node('a', [], arenaBytes));
     const asked: Record<Way, Worker> = {
-      planned: await sharing.worker('b', dir, await sharing.node('b', ['a'], arenaBytes)),
-      imported: await sharing.worker('c', dir, await sharing.node('c', ['a'], arenaBytes), { loads: 'always' }),
+      planned: await sharing.worker(places[0], dir, await sharing.node(places[0], ['a'], arenaBytes)),
+      imported: await sharing.worker(places[1], dir, await sharing.node(places[1], ['a'], arenaBytes), {
+        loads: 'always',
+      }),
       computed: await sharing.worker('c', dir, null),
     };
     const prompts = makePrompts(1 + (Date.now() % 1_000_000));
