@@ -34,11 +34,11 @@ export class PdCluster {
     process.once('exit', this.#leave);
   }
 
-  /** All workers, and the coordinator of the two combined ones. */
-  static async start(modelDir: string): Promise<PdCluster> {
+  /** All workers, with steps of so many prompt tokens if that is said, and the coordinator of the two combined ones. */
+  static async start(modelDir: string, stepTokens?: number): Promise<PdCluster> {
     const cluster = new PdCluster();
     try {
-      await cluster.#start(modelDir);
+      await cluster.#start(modelDir, stepTokens);
       return cluster;
     } catch (error) {
       await cluster.close();
@@ -82,7 +82,7 @@ export class PdCluster {
     process.off('exit', this.#leave);
   }
 
-  async #start(modelDir: string): Promise<void> {
+  async #start(modelDir: string, stepTokens?: number): Promise<void> {
     this.#hosts = await hosts(names);
     const sharing = new SharingHosts(this.#hosts, this.#folder);
     this.#sharing = sharing;
@@ -90,6 +90,7 @@ export class PdCluster {
       endpoint: `ipc://${join(this.#folder, `${name}.events`)}`,
       replayEndpoint: `ipc://${join(this.#folder, `${name}.replay`)}`,
     });
+    const steps = stepTokens === undefined ? {} : { maxStepTokens: stepTokens };
     const address = (host: Host): string => `unix:${join(this.#folder, `w-${host}`)}`;
     const pair = async (one: Host, other: Host): Promise<void> => {
       for (const [host, peer] of [
@@ -97,7 +98,7 @@ export class PdCluster {
         [other, one],
       ] as const) {
         const node = await sharing.node(host, [peer], arenaBytes, { kvEvents: events(`n-${host}`) });
-        const more = { listen: address(host), kvEvents: events(`w-${host}`), threads: 1 };
+        const more = { listen: address(host), kvEvents: events(`w-${host}`), threads: 1, ...steps };
         await sharing.worker(host, modelDir, node, more);
       }
     };

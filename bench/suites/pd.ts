@@ -1,8 +1,8 @@
 /**
  * What prefill and decode apart are worth: one prefill and one decode worker against two that do both, each on a host and beside a node
  * of its own, over links of 1 and of 10 Gbit/s. The same load, drawn beforehand, long prompts that arrive among running streams, goes to
- * one and to the other in turns: at rates that keep the prefill side of one prefill and one decode worker busy for three quarters of the
- * time and the decode side for half of it, and for goodput at lower and higher ones, too. Two combined workers are not told the streams'
+ * one and to the other in turns: at rates that keep the prefill side of one prefill and one decode worker busy for half of the time
+ * and the decode side for three quarters of it, and for goodput at higher ones, too. Two combined workers are not told the streams'
  * target (docs/handoff.md): their prompts take whole steps.
  *
  *   itl_p99_NG    99 of 100 pauses between two tokens of the streams are shorter; beside two combined: ratio ≥ 2
@@ -15,7 +15,7 @@
  * Percentiles are of all rounds together. Only those coordinators run that are asked, but for `short`, `warm` and the ways `always` and
  * `never`, which have all: each reads the events of its workers, asked or not.
  *
- * Targets are of the machine: four times a lone prompt's first token, and half of the pause that a whole step of a prompt makes. They are
+ * Targets are of the machine: two and a half times a lone prompt's first token, and half of the pause that a whole step of a prompt makes. They are
  * measured anew for each link, just before what they judge.
  *
  * `--from=N` begins with round N, which has a load of its own: a long run can be made in pieces.
@@ -43,9 +43,9 @@ const links = [1, 10];
  * Of what two combined workers do: a first token may take so many times as long as that of a lone prompt, and a pause so much of one in
  * which a whole step of a prompt is computed. A target that a fast machine keeps whatever it does would measure nothing.
  */
-const [ttftTimes, pauseShare] = [4, 0.5];
-/** Prompt tokens of a whole step. */
-const stepTokens = 512;
+const [ttftTimes, pauseShare] = [2.5, 0.5];
+/** Prompt tokens of a whole step, at all workers: some 0.2 s of a processor, as 8,192 of them are of a GPU. */
+const stepTokens = 256;
 interface Targets {
   readonly ttftMs: number;
   readonly itlMs: number;
@@ -54,17 +54,17 @@ const shape = { streamTokens: 48, answerTokens: 64, promptTokens: 1_600, promptA
 /** Streams at a time, for what a decode worker does at most. */
 const streamsAtOnce = 8;
 /**
- * Of what a prefill worker, and a decode worker, does at most. The share of the combined ones' pauses in which a whole step is computed
- * follows from the share of time in which a prompt is computed, and from a usual pause ÷ such a step. With prompts at half of what prefill can
- * do it is 0.6 to 1.3 %, and whether a p99 is such a pause is chance; at three quarters it is 2.2 % in virtual time, 1.4 % in the
- * least of twelve benches. Two combined workers can serve it: prompts take each of them less than half of its time.
+ * Of what a prefill worker, and a decode worker, does at most: loads at which neither side has more to do than it can. The share of the
+ * combined ones' pauses in which a whole step is computed is a usual pause × such steps a second: 2.0 % in virtual time, so that a p99 is
+ * one of them. With streams at half of what they can do it is 1.7 %, with steps of 512 tokens 1.0 %, and whether a p99 is such a pause is
+ * chance.
  */
-const usualLoad = { prompt: 0.75, stream: 0.5 };
-/** For goodput, times the usual load: in virtual time two combined workers serve most in time at 1, the others above it. */
-const factors = [2 / 3, 1, 4 / 3];
+const usualLoad = { prompt: 0.4, stream: 0.75 };
+/** For goodput, times the usual load. */
+const factors = [1, 1.5, 2];
 const defaultRounds = 3;
-/** Of the usual load, so that of some ninety prompts nine are beyond the p90. Of others, whose requests are only counted. */
-const [roundMs, otherMs] = [48_000, 24_000];
+/** Of the usual load, so that of some seventy prompts seven are beyond the p90. Of others, whose requests are only counted. */
+const [roundMs, otherMs] = [60_000, 24_000];
 const loneRounds = 5;
 
 const suite: Suite = {
@@ -79,7 +79,7 @@ const suite: Suite = {
     const only = partsOf(context.args);
     const rounds = Number(context.args.find((arg) => /^\d+$/.test(arg)) ?? defaultRounds);
     const { dir } = await resolveModel('random:25m');
-    const cluster = await PdCluster.start(dir);
+    const cluster = await PdCluster.start(dir, stepTokens);
     const rest = context.args.includes('--uneven') ? () => {} : evenCores();
     try {
       const figures: Figure[] = [];
