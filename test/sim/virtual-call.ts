@@ -8,6 +8,8 @@ export interface CallAt<Worker> {
   readonly request: GenerateRequest;
   readonly onEvent: OnEvent;
   readonly end: (failure?: unknown) => void;
+  /** It holds nothing any more, and listens to nobody: Node keeps what listens to a joined signal for ever. */
+  readonly close: () => void;
   isOpen: boolean;
   /** It has its room. */
   hasRoom: boolean;

@@ -94,16 +94,19 @@ export class VirtualWorkers implements HandOffEngines {
     return new Promise((resolve, reject) => {
       const end = (failure?: unknown): void => {
         if (!call.isOpen) return;
-        call.isOpen = false;
         this.#world.note(`w${number} ${request.requestId}: ended ${failure === undefined ? '' : String(failure)}`);
-        signal.removeEventListener('abort', leave);
-        this.#leave(call);
+        close();
         if (failure === undefined) resolve();
         else reject(failure as Error);
       };
       const leave = (): void => end(signal.reason);
+      const close = (): void => {
+        call.isOpen = false;
+        signal.removeEventListener('abort', leave);
+        this.#leave(call);
+      };
       const call: VirtualCall = {
-        ...{ worker, request, onEvent, end, isOpen: true, hasRoom: false, local: undefined, blocks: 0 },
+        ...{ worker, request, onEvent, end, close, isOpen: true, hasRoom: false, local: undefined, blocks: 0 },
         ...{
           awaited: undefined,
           isBringing: false,
@@ -152,9 +155,8 @@ export class VirtualWorkers implements HandOffEngines {
   /** Whoever had this call has died: nobody is told anything of it any more. */
   abandon(call: VirtualCall): void {
     if (!call.isOpen) return;
-    call.isOpen = false;
     this.#world.note(`w${call.worker.number} ${call.request.requestId}: abandoned`);
-    this.#leave(call);
+    call.close();
   }
 
   /** The node beside it dies with all that it holds, and another one begins. The engine finds out: it loads nothing, and computes. */
