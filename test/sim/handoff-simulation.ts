@@ -345,7 +345,7 @@ class Simulation {
 
   #called(call: VirtualCall): void {
     const { request, worker } = call;
-    const [id] = request.requestId.split('-prefill-') as [string];
+    const id = lifeOf(request.requestId);
     const life = this.#lives.get(id);
     if (life === undefined) throw new Violation(`${request.requestId}: asked for a request that has ended`);
     this.#calls.add(call);
@@ -369,6 +369,16 @@ class Simulation {
     for (const { name, handOffs } of this.#coordinators)
       if (handOffs.legs > limits.maxLegs)
         throw new Violation(`law 3: ${handOffs.legs} legs of ${name}, ${limits.maxLegs} allowed`);
+    this.#checkCalls();
+    for (const { engines } of this.#coordinators)
+      for (const open of engines.open)
+        for (const { requestId } of open)
+          if (!this.#lives.has(lifeOf(requestId)))
+            throw new Violation(`promise: ${requestId} counts on a worker, its request has ended`);
+    if (this.#lives.size === 0) this.#atRest();
+  }
+
+  #checkCalls(): void {
     const prefills = new Map<string, number>();
     for (const call of this.#calls) {
       if (!call.isOpen) {
@@ -377,37 +387,40 @@ class Simulation {
         for (const { engines } of [...this.#coordinators, ...this.#dead]) engines.forget(call);
         continue;
       }
-      const gone = [...this.#dead].find(({ engines }) => engines.has(call));
-      if (gone !== undefined) {
-        if (this.#world.nowMs - gone.engines.diedMs > messageMs)
+      let diedMs = Number.POSITIVE_INFINITY;
+      for (const { engines } of this.#dead) if (engines.has(call)) ({ diedMs } = engines);
+      if (diedMs < Number.POSITIVE_INFINITY) {
+        if (this.#world.nowMs - diedMs > messageMs)
           throw new Violation(`promise: ${call.request.requestId} runs, its coordinator has died`);
         continue;
       }
-      const [id] = call.request.requestId.split('-prefill-') as [string];
-      const life = this.#lives.get(id);
+      const life = this.#lives.get(lifeOf(call.request.requestId));
       if (life === undefined) throw new Violation(`promise: ${call.request.requestId} runs, its request has ended`);
       if (this.#world.nowMs - life.leftMs > messageMs)
         throw new Violation(`promise: ${call.request.requestId} runs, its client has left`);
       if (call.request.prefillOnly === undefined) continue;
       const place = `${life.coordinator.name} at w${call.worker.number}`;
       prefills.set(place, (prefills.get(place) ?? 0) + 1);
-      const isWanted = [...life.calls].some(({ isOpen, awaited }) => isOpen && awaited !== undefined);
-      if (isWanted) this.#unwanted.delete(call);
-      else if (!this.#unwanted.has(call)) this.#unwanted.set(call, this.#world.nowMs);
-      const sinceMs = this.#unwanted.get(call) ?? this.#world.nowMs;
-      // A decode worker that waits no more says so with its first token.
-      const isUntold = [...life.calls].some(({ isOpen, hasGiven }) => isOpen && !hasGiven);
-      const boundMs = messageMs + (isUntold ? limits.deadlineMs : 0);
-      if (this.#world.nowMs - sinceMs > boundMs)
-        throw new Violation(`promise: ${call.request.requestId} computes for nobody`);
+      this.#checkWanted(call, life);
     }
     for (const [place, count] of prefills)
       if (count > limits.maxLegsPerWorker) throw new Violation(`law 3: ${place} has ${count} legs`);
-    for (const open of this.#coordinators.flatMap(({ engines }) => engines.open))
-      for (const { requestId } of open)
-        if (!this.#lives.has(requestId.split('-prefill-')[0]!))
-          throw new Violation(`promise: ${requestId} counts on a worker, its request has ended`);
-    if (this.#lives.size === 0) this.#atRest();
+  }
+
+  /** A prefill worker computes for a decode worker that waits for it. */
+  #checkWanted(call: VirtualCall, life: Life): void {
+    // A decode worker that waits no more says so with its first token.
+    let [isWanted, isUntold] = [false, false];
+    for (const { isOpen, awaited, hasGiven } of life.calls) {
+      isWanted ||= isOpen && awaited !== undefined;
+      isUntold ||= isOpen && !hasGiven;
+    }
+    if (isWanted) this.#unwanted.delete(call);
+    else if (!this.#unwanted.has(call)) this.#unwanted.set(call, this.#world.nowMs);
+    const sinceMs = this.#unwanted.get(call) ?? this.#world.nowMs;
+    const boundMs = messageMs + (isUntold ? limits.deadlineMs : 0);
+    if (this.#world.nowMs - sinceMs > boundMs)
+      throw new Violation(`promise: ${call.request.requestId} computes for nobody`);
   }
 
   #atRest(): void {
@@ -421,6 +434,12 @@ class Simulation {
     }
   }
 }
+
+/** Of a call's name, the request that it is for. */
+const lifeOf = (requestId: string): string => {
+  const end = requestId.indexOf('-prefill-');
+  return end < 0 ? requestId : requestId.slice(0, end);
+};
 
 const requestOf = (requestId: string, ids: readonly number[], tokens: number, maxTokens: number): GenerateRequest => ({
   ...{
