@@ -20,7 +20,7 @@ export const hasGpu = () => existsSync('/dev/nvidia0') || onPath('nvidia-smi');
 
 /**
  * `part`: what `setup` is asked for; `files`: what the build must leave; `targets`: of it, default all; `ahead`: those of its targets that need no npm
- * packages; `said`: where it leaves what ptxas said of kernels.
+ * packages; `said`: where it leaves what ptxas said of kernels, and in which file several of them were compiled `together`.
  */
 const modules = [
   {
@@ -71,7 +71,9 @@ const modules = [
     options: hasGpu()
       ? ['-UCMAKE_CUDA_ARCHITECTURES', '-DCMAKE_BUILD_TYPE=Release']
       : ['-DCMAKE_CUDA_ARCHITECTURES=90a-real', '-DCMAKE_BUILD_TYPE=Check'],
-    said: hasGpu() ? undefined : { folder: 'CMakeFiles/kvtier_cuda_core.dir/kernels', architecture: 'sm_90a' },
+    said: hasGpu()
+      ? undefined
+      : { folder: 'CMakeFiles/kvtier_cuda_core.dir', together: 'small.cu', architecture: 'sm_90a' },
     targets: hasGpu() ? [] : ['runtime_check'],
     files: ['runtime_check', ...(hasGpu() ? ['kernel_check', 'kernel_bench', 'kvtier_cuda.node'] : [])],
     sources: withCuda,
@@ -221,9 +223,18 @@ async function build(module, note, [ninja, ...flags] = ['ninja', '-j', jobs]) {
   await command('cmake', ['-S', source, '-B', target, '-G', 'Ninja', ...(module.options ?? [])], { note });
   await command(ninja, [...flags, '-C', target, ...(module.targets ?? [])], { note });
   for (const [source, file] of said) {
-    const text = join(target, module.said.folder, `${source}.o.said`);
-    if (existsSync(text)) keepPtxas(file, readFileSync(text, 'utf8'));
+    const text = saidOf(source, target, module.said);
+    if (text !== undefined) keepPtxas(file, text);
   }
+}
+
+/** What ptxas said of it, or of all that it was compiled with; undefined: nothing was asked. */
+function saidOf(source, target, { folder, together }) {
+  const own = join(target, folder, 'kernels', `${source}.o.said`);
+  if (existsSync(own)) return readFileSync(own, 'utf8');
+  const group = join(target, folder, `${together}.o.said`);
+  const isIn = existsSync(group) && readFileSync(join(target, together), 'utf8').includes(`/kernels/${source}"`);
+  return isIn ? readFileSync(group, 'utf8') : undefined;
 }
 
 const keptAs = (source, architecture) => ptxasFile(source, architecture, versionOf('nvcc'));

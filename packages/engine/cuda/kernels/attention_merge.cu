@@ -6,16 +6,16 @@ namespace kvtier::cuda {
 
 namespace {
 
-constexpr int kWarps = 4, kBlockRows = 16;
+constexpr int kMergeWarps = 4, kBlockRows = 16;
 
 template <class T, int kDimension>
-__global__ void __launch_bounds__(32 * kWarps) AttentionMergeKernel(AttentionArgs a, Batch b, AttentionUnits units) {
+__global__ void __launch_bounds__(32 * kMergeWarps) AttentionMergeKernel(AttentionArgs a, Batch b, AttentionUnits units) {
   __shared__ float weights[kBlockRows][kMostParts];
   const AttentionItem item = units.items[static_cast<int32_t>(blockIdx.x) / a.kv.kv_heads];
   const SequenceView view(a, b, item.sequence);
   const Parts<T, kDimension> parts(a, units, item, view, static_cast<int32_t>(blockIdx.x) % a.kv.kv_heads);
   const float scale_log2 = (a.soft_cap > 0 ? 1.0f : a.scale) * kLog2E;
-  for (int row = static_cast<int>(threadIdx.x / 32); row < kBlockRows; row += kWarps) {
+  for (int row = static_cast<int>(threadIdx.x / 32); row < kBlockRows; row += kMergeWarps) {
     const int32_t of_tile = static_cast<int32_t>(blockIdx.y) * kBlockRows + row;
     if (of_tile < item.rows) parts.Merge(a, of_tile, weights[row], scale_log2);
   }
@@ -27,7 +27,7 @@ template <class T>
 void AttentionMerge(Stream& stream, const AttentionArgs& a, const Batch& b, const AttentionUnits& units) {
   ForAttentionShape<T>(a.kv, [&]<class Kv, int kDim>() {
     const gpu::Dim grid{static_cast<unsigned>(units.count * a.kv.kv_heads), static_cast<unsigned>(AttentionTileRows(kDim) / kBlockRows)};
-    gpu::Launch(stream, "attention merge", AttentionMergeKernel<T, kDim>, grid, {32 * kWarps}, 0, a, b, units);
+    gpu::Launch(stream, "attention merge", AttentionMergeKernel<T, kDim>, grid, {32 * kMergeWarps}, 0, a, b, units);
   });
 }
 

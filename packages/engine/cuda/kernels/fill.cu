@@ -8,13 +8,13 @@
 namespace kvtier::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kFillThreads = 256;
 constexpr int64_t kMaxBlocks = 4096;
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) Fill(T* target, int64_t count, uint64_t seed, float scale, float offset) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
+__global__ void __launch_bounds__(kFillThreads) Fill(T* target, int64_t count, uint64_t seed, float scale, float offset) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kFillThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kFillThreads + threadIdx.x; i < count; i += step) {
     uint64_t z = seed * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(i + 1) * 0x9e3779b97f4a7c15ull;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kThreads) Fill(T* target, int64_t count, uint6
 
 template <class T>
 void Run(Stream& stream, void* target, int64_t count, uint64_t seed, float scale, float offset) {
-  const int64_t blocks = (count + kThreads - 1) / kThreads;
-  gpu::Launch(stream, "fill random", Fill<T>, {static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks)}, {kThreads}, 0,
+  const int64_t blocks = (count + kFillThreads - 1) / kFillThreads;
+  gpu::Launch(stream, "fill random", Fill<T>, {static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks)}, {kFillThreads}, 0,
               static_cast<T*>(target), count, seed, scale, offset);
 }
 

@@ -10,7 +10,7 @@ namespace kvtier::cuda {
 namespace {
 
 constexpr int32_t kMaxHalf = 256;  // of a head's dimensions
-constexpr unsigned kMaxThreads = 512;
+constexpr unsigned kMaxRopeThreads = 512;
 
 // One pack of a head at its place in the pool.
 template <class T, class Kv>
@@ -41,7 +41,7 @@ __device__ __forceinline__ void StoreKv(Kv* address, const Pack<T>& pack) {
 
 // group: lanes per head, a power of two; lanes beyond the head's packs only take part in shuffles.
 template <class T, class Kv>
-__global__ void __launch_bounds__(kMaxThreads) RopeAndStoreKernel(RopeArgs a, Batch batch, int32_t group) {
+__global__ void __launch_bounds__(kMaxRopeThreads) RopeAndStoreKernel(RopeArgs a, Batch batch, int32_t group) {
   constexpr int kCount = kPack<T>;
   __shared__ float cosine[kMaxHalf], sine[kMaxHalf];
   gpu::LetNextStart();
@@ -144,7 +144,7 @@ void RopeAndStore(Stream& stream, NumberType type, const RopeArgs& args, const B
     }
     const auto group = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(packs)));
     const auto lanes = static_cast<unsigned>((args.heads + 2 * args.kv.kv_heads) * group);
-    const unsigned threads = std::min(kMaxThreads, (lanes + 31) / 32 * 32);
+    const unsigned threads = std::min(kMaxRopeThreads, (lanes + 31) / 32 * 32);
     WithKvType(args.kv.type, [&](auto kv_zero) {
       gpu::LaunchDependent(stream, "RopeAndStore", RopeAndStoreKernel<T, decltype(kv_zero)>, {static_cast<unsigned>(batch.rows)}, {threads},
                            0, args, batch, group);

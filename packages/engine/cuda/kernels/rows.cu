@@ -7,7 +7,7 @@
 namespace kvtier::cuda {
 namespace {
 
-constexpr unsigned kMaxThreads = 1024;
+constexpr unsigned kMaxRowThreads = 1024;
 constexpr int kMostPacks = 4;  // per thread, in registers
 
 enum class NormKind { kPlain, kAddThenNorm, kNormThenAdd };
@@ -24,7 +24,7 @@ struct NormArgs {
 
 // One row per block; each thread holds kPacks packs, blockDim.x packs apart.
 template <class T, NormKind kKind, int kPacks>
-__global__ void __launch_bounds__(kMaxThreads) NormKernel(NormArgs a) {
+__global__ void __launch_bounds__(kMaxRowThreads) NormKernel(NormArgs a) {
   constexpr int kCount = kPack<T>;
   __shared__ float partial[32];
   gpu::LetNextStart();
@@ -146,15 +146,15 @@ void Norm(Stream& stream, const char* name, NumberType type, int64_t rows, const
   WithFloatType(type, name, [&](auto zero) {
     using T = decltype(zero);
     const int64_t packs = Packs<T>(name, args.columns);
-    if (packs > kMostPacks * int64_t{kMaxThreads}) {
+    if (packs > kMostPacks * int64_t{kMaxRowThreads}) {
       throw std::invalid_argument(std::string(name) + ": rows of " + std::to_string(args.columns) + " numbers are too long");
     }
     const gpu::Dim grid{static_cast<unsigned>(rows)};
     // Two loads in flight per thread and tensor hide more latency than twice the threads.
-    if (packs <= 2 * int64_t{kMaxThreads}) {
+    if (packs <= 2 * int64_t{kMaxRowThreads}) {
       gpu::LaunchDependent(stream, name, NormKernel<T, kKind, 2>, grid, {RoundUp32((packs + 1) / 2)}, 0, args);
     } else {
-      gpu::LaunchDependent(stream, name, NormKernel<T, kKind, kMostPacks>, grid, {kMaxThreads}, 0, args);
+      gpu::LaunchDependent(stream, name, NormKernel<T, kKind, kMostPacks>, grid, {kMaxRowThreads}, 0, args);
     }
   });
 }

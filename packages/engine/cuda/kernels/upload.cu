@@ -11,7 +11,7 @@
 namespace kvtier::cuda {
 namespace {
 
-constexpr int kThreads = 512, kInFlight = 4;
+constexpr int kUploadThreads = 512, kInFlight = 4;
 constexpr int kMostArrays = 8;     // a launch
 constexpr int64_t kMostBlocks = 32;  // of an array: they fill the bus
 
@@ -19,13 +19,13 @@ struct Arrays {
   HostArray at[kMostArrays];
 };
 
-__global__ void __launch_bounds__(kThreads) UploadKernel(Arrays arrays) {
+__global__ void __launch_bounds__(kUploadThreads) UploadKernel(Arrays arrays) {
   const HostArray a = arrays.at[blockIdx.y];
   const auto columns = static_cast<uint32_t>(a.row_bytes / 4), all = static_cast<uint32_t>(a.rows) * columns;
-  const uint32_t stride = gridDim.x * kThreads;
+  const uint32_t stride = gridDim.x * kUploadThreads;
   // As it lies in the host's memory now, not as a cache may still have it.
   const volatile uint32_t* source = static_cast<const uint32_t*>(a.source);
-  for (uint32_t first = blockIdx.x * kThreads + threadIdx.x; first < all; first += kInFlight * stride) {
+  for (uint32_t first = blockIdx.x * kUploadThreads + threadIdx.x; first < all; first += kInFlight * stride) {
     uint32_t words[kInFlight];
 #pragma unroll
     for (uint32_t i = 0; i < kInFlight; ++i) {
@@ -54,9 +54,9 @@ void Upload(Stream& stream, std::span<const HostArray> arrays) {
       if (words > INT32_MAX || a.row_bytes % 4 != 0) throw std::invalid_argument("upload: rows of whole words, and less than 8 GiB of them, are needed");
       most = words > most ? words : most;
     }
-    const int64_t blocks = (most + kThreads * kInFlight - 1) / (kThreads * kInFlight);
+    const int64_t blocks = (most + kUploadThreads * kInFlight - 1) / (kUploadThreads * kInFlight);
     gpu::Launch(stream, "upload", UploadKernel, {static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), static_cast<unsigned>(count)},
-                {kThreads}, 0, some);
+                {kUploadThreads}, 0, some);
   }
 }
 
