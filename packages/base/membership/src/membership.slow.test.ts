@@ -225,7 +225,12 @@ describe('one server', () => {
     const reading = read(redis);
     await until(() => reading.names().join() === 'ghost', 'the ghost');
     await announced(redis, worker('a'));
-    await until(() => reading.names().join() === 'a', 'only who lives', longestLeaseMs + slackMs);
+    await until(() => reading.names().join() === 'a', 'only who lives', longestLeaseMs + slackMs).catch(
+      (error: Error) => {
+        const seen = { names: reading.names(), problems: reading.problems, lines: reading.lines.all };
+        throw new Error(`${error.message}: ${JSON.stringify(seen)}`);
+      },
+    );
   });
 
   it('keys of another program are a problem of one line, and no harm', async () => {
