@@ -13,7 +13,9 @@ export default class FlakyReporter {
     if (!test.diagnostic()?.flaky) return;
     const name = `${test.module.relativeModuleId} > ${test.fullName}`;
     appendFileSync(process.env.KVTIER_FLAKY_REPORT, `${name}\n`);
-    for (const { message, stack } of test.result().errors ?? [])
-      process.stdout.write(`first attempt of ${name}:\n${message}\n${stack ?? ''}`.slice(0, longest).concat('\n'));
+    for (const { message, diff, stack } of test.result().errors ?? []) {
+      const said = [message, diff, stack].filter(Boolean).join('\n');
+      process.stdout.write(`first attempt of ${name}:\n${said}`.slice(0, longest).concat('\n'));
+    }
   }
 }

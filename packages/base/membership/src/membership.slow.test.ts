@@ -322,6 +322,23 @@ describe('one server that stands still, or forgets', () => {
     expect(reading.lost('a', 'b', 'c')).toEqual([]);
   });
 
+  it('a member that is gone is out of the list, however often connections end', async () => {
+    const server = await RedisServer.start();
+    ends.push(() => server.stop());
+    const redis = memberServers([server.url]);
+    const reading = read(redis);
+    const child = await startMember(redis, 'mortal');
+    ends.push(() => ended(child));
+    await announced(redis, worker('b'));
+    await until(() => reading.names().length === 2, 'both');
+    child.kill('SIGKILL');
+    // A new time to come back each time, for those that can.
+    const cutting = setInterval(() => void server.cli('client', 'kill', 'type', 'normal').catch(() => {}), 700);
+    ends.push(async () => clearInterval(cutting));
+    await until(() => reading.names().join() === 'b', 'who is left', 12_000);
+    expect(reading.lost('b')).toEqual([]);
+  });
+
   it('a member that goes while the server is away is out of the list soon after', async () => {
     const server = await RedisServer.start();
     ends.push(() => server.stop());

@@ -3,7 +3,8 @@
  * could be subscribed to, and a subscription that is dead looks like one with no news; a look costs its server some microseconds.
  *
  * Invariants: what comes out was parsed by the schemas, is bounded and sorted by name; members stay as they are while the servers
- * are away, and after that until they have had the time to come back: whose lease ended meanwhile could not renew it.
+ * are away, and after that until they have had the time to come back: whose lease ended meanwhile could not renew it. They have it once,
+ * however often the servers come and go.
  */
 import type { MemberServers, Membership } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
@@ -43,8 +44,11 @@ export class MemberReader {
   #hasTold = false;
   /** A connection was lost, or an answer: leases may have ended that nobody could renew. */
   #wasAway = false;
-  /** On the clock of performance.now(). */
+  /** On the clock of performance.now(): when the last look began that was answered. */
+  #lookedMs = 0;
   #graceEndMs = 0;
+  /** Of those that are told and whose lease has ended: how long the servers have been there since, without an end. */
+  readonly #missedMs = new Map<string, number>();
   #why: string | undefined;
   #isClosed = false;
 
@@ -72,6 +76,8 @@ export class MemberReader {
       try {
         const { version, count, members } = await this.#list.look(this.#version, this.#count);
         if (this.#isClosed) return;
+        const thereMs = this.#wasAway ? 0 : beganMs - this.#lookedMs;
+        this.#lookedMs = beganMs;
         if (this.#wasAway) {
           this.#wasAway = false;
           if (this.#hasTold) this.#graceEndMs = performance.now() + graceMs;
@@ -79,7 +85,7 @@ export class MemberReader {
         if (members !== undefined) this.#live = new Map(members.map((each) => [each.id, this.#read(each)]));
         [this.#version, this.#count] = [version, count];
         this.#say(undefined);
-        this.#tell();
+        this.#tell(thereMs);
       } catch (error) {
         if (this.#isClosed) return;
         this.#wasAway = true;
@@ -96,10 +102,19 @@ export class MemberReader {
     this.#options.problem(why);
   }
 
-  #tell(): void {
+  /** `thereMs`: so long the servers have been there for certain since the last time. */
+  #tell(thereMs: number): void {
     const next = new Map(this.#live);
-    if (performance.now() < this.#graceEndMs) {
-      for (const [id, member] of this.#told) if (!next.has(id)) next.set(id, member);
+    const isGrace = performance.now() < this.#graceEndMs;
+    for (const [id, member] of this.#told) {
+      const missedMs = this.#missedMs.get(id);
+      this.#missedMs.delete(id);
+      if (next.has(id)) continue;
+      const sumMs = missedMs === undefined ? 0 : missedMs + thereMs;
+      // Servers that come and go would give it a new time each time.
+      if (!isGrace || sumMs >= graceMs) continue;
+      this.#missedMs.set(id, sumMs);
+      next.set(id, member);
     }
     const isSame =
       next.size === this.#told.size && [...next].every(([id, { text }]) => this.#told.get(id)?.text === text);
