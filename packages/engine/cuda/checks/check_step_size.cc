@@ -163,7 +163,7 @@ KVTIER_CHECK(step_size_memory) {
 KVTIER_CHECK(step_size_hang) {
   Measuring measuring(Families()[0]);
   CudaOptions options = Measuring::options();
-  options.step_deadline_us = 50'000;
+  options.step_deadline_us = 5'000'000;  // the trial before it is in time, however busy the machine is
   StepSizeOptions asked{.sizes = {{8, 10}, {16, 10}}, .stopwatch = [](const Step&) {
                           gpu::Inject(gpu::Fault::kHang);
                           return 1.0;
@@ -175,7 +175,7 @@ KVTIER_CHECK(step_size_hang) {
     error = thrown.what();
   }
   gpu::Inject(gpu::Fault::kNone);
-  ExpectTrue("MeasureStepSize", "a trial that hangs ends in an error: " + error, error == "GPU: a step of 16 tokens did not end within 50 ms; restart the worker");
+  ExpectTrue("MeasureStepSize", "a trial that hangs ends in an error: " + error, error == "GPU: a step of 16 tokens did not end within 5000 ms; restart the worker");
 }
 
 }  // namespace
