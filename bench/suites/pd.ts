@@ -1,9 +1,9 @@
 /**
  * What prefill and decode apart are worth: one prefill and one decode worker against two that do both, each on a host and beside a node
  * of its own, over links of 1 and of 10 Gbit/s. The same load, drawn beforehand, long prompts that arrive among running streams, goes to
- * one and to the other in turns: at rates that keep the prefill side of one prefill and one decode worker busy for half of the time
- * and the decode side for three quarters of it, and for goodput at higher ones, too. Two combined workers are not told the streams'
- * target (docs/handoff.md): their prompts take whole steps.
+ * one and to the other in turns: at rates that keep the prefill side of one prefill and one decode worker busy for two fifths of the
+ * time and the decode side for three quarters of it, and for goodput at higher ones, too. Two combined workers are not told the
+ * streams' target (docs/handoff.md): their prompts take whole steps.
  *
  *   itl_p99_NG    99 of 100 pauses between two tokens of the streams are shorter; beside two combined: ratio ≥ 2
  *   ttft_p90_NG   to the first token of a long prompt; beside two combined: ratio ≥ 0.95
@@ -15,8 +15,8 @@
  * Percentiles are of all rounds together. Only those coordinators run that are asked, but for `short`, `warm` and the ways `always` and
  * `never`, which have all: each reads the events of its workers, asked or not.
  *
- * Targets are of the machine: two and a half times a lone prompt's first token, and half of the pause that a whole step of a prompt makes. They are
- * measured anew for each link, just before what they judge.
+ * Targets are of the machine: two and a half times a lone prompt's first token, and half of the pause that a whole step of a prompt
+ * makes. They are measured anew for each link, just before what they judge.
  *
  * `--from=N` begins with round N, which has a load of its own: a long run can be made in pieces.
  *
@@ -55,15 +55,14 @@ const shape = { streamTokens: 48, answerTokens: 64, promptTokens: 1_600, promptA
 const streamsAtOnce = 8;
 /**
  * Of what a prefill worker, and a decode worker, does at most: loads at which neither side has more to do than it can. The share of the
- * combined ones' pauses in which a whole step is computed is a usual pause × such steps a second: 2.0 % in virtual time, so that a p99 is
- * one of them. With streams at half of what they can do it is 1.7 %, with steps of 512 tokens 1.0 %, and whether a p99 is such a pause is
- * chance.
+ * combined ones' pauses in which a whole step is computed is a usual pause × such steps a second: 1.3 % in virtual time, 1.2 % in three
+ * rounds here, so that a p99 is one of them, if barely: one round had 1.0 %, and a p99 that was none. With prompts at half it is 2.0 %.
  */
 const usualLoad = { prompt: 0.4, stream: 0.75 };
 /** For goodput, times the usual load. */
 const factors = [1, 1.5, 2];
 const defaultRounds = 3;
-/** Of the usual load, so that of some seventy prompts seven are beyond the p90. Of others, whose requests are only counted. */
+/** Of the usual load, so that of some fifty prompts five are beyond the p90. Of others, whose requests are only counted. */
 const [roundMs, otherMs] = [60_000, 24_000];
 const loneRounds = 5;
 

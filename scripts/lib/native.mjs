@@ -228,13 +228,12 @@ async function build(module, note, [ninja, ...flags] = ['ninja', '-j', jobs]) {
   }
 }
 
-/** What ptxas said of it, or of all that it was compiled with; undefined: nothing was asked. */
+/** What ptxas said of it, or of all that it was compiled with; undefined: nothing was asked. A file that is in the group now may have left its own. */
 function saidOf(source, target, { folder, together }) {
-  const own = join(target, folder, 'kernels', `${source}.o.said`);
-  if (existsSync(own)) return readFileSync(own, 'utf8');
-  const group = join(target, folder, `${together}.o.said`);
-  const isIn = existsSync(group) && readFileSync(join(target, together), 'utf8').includes(`/kernels/${source}"`);
-  return isIn ? readFileSync(group, 'utf8') : undefined;
+  const group = join(target, together);
+  const isIn = existsSync(group) && readFileSync(group, 'utf8').includes(`/kernels/${source}"`);
+  const text = join(target, folder, isIn ? `${together}.o.said` : `kernels/${source}.o.said`);
+  return existsSync(text) ? readFileSync(text, 'utf8') : undefined;
 }
 
 const keptAs = (source, architecture) => ptxasFile(source, architecture, versionOf('nvcc'));

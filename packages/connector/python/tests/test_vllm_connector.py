@@ -348,6 +348,7 @@ class Faults(EngineCase):
             self.assertEqual([engine.done[name].output_tokens() for name in names], self.wanted)
             node.start()
             self.attach(engine)
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
         found = engine.external_tokens
 
         def is_found() -> bool:
