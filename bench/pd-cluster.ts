@@ -12,10 +12,13 @@ import { program, waitUntil } from '@kvtier/cli';
 import type { CoordinatorInput } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import { type Hosts, hosts } from '../infra/hosts/hosts.ts';
+import { allowedProcessors } from './pinning.ts';
 import { SharingHosts } from './sharing-hosts.ts';
 
 const names = ['p', 'd', 'x', 'y'] as const;
 type Host = (typeof names)[number];
+/** Whose turn it is has two hosts: the n-th processor is for each. */
+const places: Readonly<Record<Host, number>> = { p: 0, d: 1, x: 0, y: 1 };
 const arenaBytes = 512 << 20;
 
 /** predicted, always, never: of the prefill and the decode worker, by how requests are split. */
@@ -84,7 +87,9 @@ export class PdCluster {
 
   async #start(modelDir: string, stepTokens?: number): Promise<void> {
     this.#hosts = await hosts(names);
-    const sharing = new SharingHosts(this.#hosts, this.#folder);
+    const processors = allowedProcessors();
+    // What one host does takes no time from the other one, and its caches stay its own: as between machines.
+    const sharing = new SharingHosts(this.#hosts, this.#folder, (host) => processors[places[host] % processors.length]);
     this.#sharing = sharing;
     const events = (name: string) => ({
       endpoint: `ipc://${join(this.#folder, `${name}.events`)}`,

@@ -38,12 +38,14 @@ export interface Answer {
 export class SharingHosts<Name extends string> {
   readonly #hosts: Hosts<Name>;
   readonly #folder: string;
+  readonly #processorOf: (host: Name) => number | undefined;
   readonly #dataDirs: string[] = [];
 
-  /** `folder`: for sockets, a secret and data; its path is short. */
-  constructor(hosts: Hosts<Name>, folder: string) {
+  /** `folder`: for sockets, a secret and data; its path is short. `processorOf`: the one that all of a host runs on; undefined: any. */
+  constructor(hosts: Hosts<Name>, folder: string, processorOf: (host: Name) => number | undefined = () => undefined) {
     this.#hosts = hosts;
     this.#folder = folder;
+    this.#processorOf = processorOf;
     writeFileSync(join(folder, 'secret'), randomBytes(48).toString('base64'), { mode: 0o600 });
   }
 
@@ -94,7 +96,9 @@ export class SharingHosts<Name extends string> {
   }
 
   async #start(host: Name, service: Program, config: object): Promise<() => Promise<void>> {
-    const child = this.#hosts.spawn(host, [process.execPath, ...program(service)], {
+    const processor = this.#processorOf(host);
+    const pinned = processor === undefined ? [] : ['taskset', '-c', String(processor)];
+    const child = this.#hosts.spawn(host, [...pinned, process.execPath, ...program(service)], {
       stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
       env: { ...process.env, KVTIER_CONFIG: JSON.stringify(config) },
     });

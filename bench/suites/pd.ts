@@ -1,9 +1,9 @@
 /**
  * What prefill and decode apart are worth: one prefill and one decode worker against two that do both, each on a host and beside a node
  * of its own, over links of 1 and of 10 Gbit/s. The same load, drawn beforehand, long prompts that arrive among running streams, goes to
- * one and to the other in turns: at rates that keep the prefill side of one prefill and one decode worker busy for two fifths of the
- * time and the decode side for three quarters of it, and for goodput at higher ones, too. Two combined workers are not told the
- * streams' target (docs/handoff.md): their prompts take whole steps.
+ * one and to the other in turns: at rates that keep the prefill side of one prefill and one decode worker busy for half of the time and
+ * the decode side for three quarters of it, and for goodput at higher ones, too. Two combined workers are not told the streams' target
+ * (docs/handoff.md): their prompts take whole steps.
  *
  *   itl_p99_NG    99 of 100 pauses between two tokens of the streams are shorter; beside two combined: ratio ≥ 2
  *   ttft_p90_NG   to the first token of a long prompt; beside two combined: ratio ≥ 0.95
@@ -23,8 +23,9 @@
  * `--only=` names parts, with commas between: `mixed` (itl_p99, ttft_p90 and a part of decision), `goodput`, `hidden`, `short` and `warm`
  * (parts of decision). Parts that were not asked for have no figures.
  *
- * All processors are kept busy at idle priority (even-cores.ts), for both systems alike: no host computes faster because the other one
- * rests, as it is where hosts do not share a machine. `--uneven` does without.
+ * Of the two hosts that serve, each has a processor of its own, the same for both systems; the coordinator and the clients run where
+ * there is time. All processors are kept busy at idle priority (even-cores.ts), for both systems alike: no host computes faster because
+ * the other one rests, as it is where hosts do not share a machine. `--uneven` does without.
  *
  * What the times to the first tokens are made of is said for each way and each reason of the decision: of what was served alone its queue,
  * its loads and its prefill, of what was split the wait for room at the decode side, queue and prefill at the prefill side, the transfer
@@ -55,10 +56,9 @@ const shape = { streamTokens: 48, answerTokens: 64, promptTokens: 1_600, promptA
 const streamsAtOnce = 8;
 /**
  * Of what a prefill worker, and a decode worker, does at most: loads at which neither side has more to do than it can. The share of the
- * combined ones' pauses in which a whole step is computed is a usual pause × such steps a second: 1.3 % in virtual time, 1.2 % in three
- * rounds here, so that a p99 is one of them, if barely: one round had 1.0 %, and a p99 that was none. With prompts at half it is 2.0 %.
+ * combined ones' pauses in which a whole step is computed is a usual pause × such steps a second, some 2 %, so that a p99 is one of them.
  */
-const usualLoad = { prompt: 0.4, stream: 0.75 };
+const usualLoad = { prompt: 0.5, stream: 0.75 };
 /** For goodput, times the usual load. */
 const factors = [1, 1.5, 2];
 const defaultRounds = 3;
