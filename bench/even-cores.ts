@@ -5,7 +5,7 @@
  * machine for itself.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { allowedProcessors } from './pinning.ts';
+import { allowedProcessors, onProcessor } from './pinning.ts';
 
 const endless = 'let x = 1; for (;;) x = (Math.imul(x, 1664525) + 1013904223) | 0;';
 
@@ -13,7 +13,7 @@ const endless = 'let x = 1; for (;;) x = (Math.imul(x, 1664525) + 1013904223) | 
 export function evenCores(): () => void {
   const all: ChildProcess[] = [];
   for (const processor of allowedProcessors()) {
-    const alone = ['taskset', '-c', String(processor), 'chrt', '--idle', '0', process.execPath, '-e', endless];
+    const alone = [...onProcessor(processor), 'chrt', '--idle', '0', process.execPath, '-e', endless];
     all.push(spawn('setpriv', ['--pdeathsig', 'KILL', ...alone], { stdio: 'ignore' }));
   }
   return () => {

@@ -26,6 +26,9 @@ export function pinComputing(pids: readonly number[]): void {
     throw new KvError('IO', `no thread of processes ${pids.join(', ')} is named ${computing.join(' or ')}`);
 }
 
+/** Before a command: it and what it starts run on this processor alone. */
+export const onProcessor = (processor: number): string[] => ['taskset', '-c', String(processor)];
+
 /** "0-3,8" of /proc/self/status. */
 export function allowedProcessors(): number[] {
   const [, list] = /^Cpus_allowed_list:\s*(\S+)$/m.exec(readFileSync('/proc/self/status', 'utf8'))!;

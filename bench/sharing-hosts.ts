@@ -21,6 +21,7 @@ import {
   type GenerateEvent,
 } from '@kvtier/wire/grpc';
 import type { Hosts } from '../infra/hosts/hosts.ts';
+import { onProcessor } from './pinning.ts';
 
 const peerPort = 7400;
 const answerMs = 120_000;
@@ -97,7 +98,7 @@ export class SharingHosts<Name extends string> {
 
   async #start(host: Name, service: Program, config: object): Promise<() => Promise<void>> {
     const processor = this.#processorOf(host);
-    const pinned = processor === undefined ? [] : ['taskset', '-c', String(processor)];
+    const pinned = processor === undefined ? [] : onProcessor(processor);
     const child = this.#hosts.spawn(host, [...pinned, process.execPath, ...program(service)], {
       stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
       env: { ...process.env, KVTIER_CONFIG: JSON.stringify(config) },

@@ -42,8 +42,8 @@ import { arrivals, ask, freshPrompt, mixedLoad, percentile, saysParts, type Time
 const links = [1, 10];
 /**
  * Of what two combined workers do: a first token may take so many times as long as that of a lone prompt, and a pause so much of one in
- * which a whole step of a prompt is computed. A target that a fast machine keeps whatever it does would measure nothing. A decode worker
- * keeps the latter in 999 of 1,000 pauses, and 99 of 100 are a sixth shorter (engine/scheduler's pacing.ts): half of such a pause.
+ * which a whole step of a prompt is computed. A target that a fast machine keeps whatever it does would measure nothing. Of a
+ * decode worker's pauses, most of which have no prompt beside them, 999 of 1,000 kept the latter here, and 99 of 100 were a sixth shorter.
  */
 const [ttftTimes, pauseShare] = [2.5, 0.57];
 /** Prompt tokens of a whole step, at all workers: some 0.2 s of a processor, as 8,192 of them are of a GPU. */
@@ -63,7 +63,7 @@ const usualLoad = { prompt: 0.5, stream: 0.75 };
 /** For goodput, times the usual load. */
 const factors = [1, 1.5, 2];
 const defaultRounds = 3;
-/** Of the usual load, so that of some fifty prompts five are beyond the p90. Of others, whose requests are only counted. */
+/** Of the usual load, so that of some ninety prompts nine are beyond the p90. Of others, whose requests are only counted. */
 const [roundMs, otherMs] = [60_000, 24_000];
 const loneRounds = 5;
 
