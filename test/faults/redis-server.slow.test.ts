@@ -74,7 +74,7 @@ function load(over: RedisTier): () => Promise<Map<string, number>> {
 const isBack = (): boolean => tier!.stats().inService;
 const isOut = (): boolean => !tier!.stats().inService;
 
-/** Of several servers that have only just begun one may not answer within so short a limit: a tier begins without them as a node does. */
+/** A server that has only just begun may not answer within so short a limit: a tier begins without it as a node does. */
 const openSoon = async (settings: Partial<RedisSettings> & Pick<RedisSettings, 'servers'>): Promise<void> => {
   tier = await openTier(bench, { timeLimitMs, ...settings }, { openWithoutServer: true });
   await until(isBack, 'in service');
@@ -85,7 +85,7 @@ describe('one server', () => {
   const open = async (persistent = false): Promise<void> => {
     server = await RedisServer.start({ persistent });
     group = server;
-    tier = await openTier(bench, { servers: [server.url], timeLimitMs, bytes: 16 << 20, partBytes: 32_768 });
+    await openSoon({ servers: [server.url], bytes: 16 << 20, partBytes: 32_768 });
   };
 
   it('killed under load and started again with its data: out, back, and what was stored is read', async () => {

@@ -129,9 +129,9 @@ describe('supervisor', () => {
       import { Supervisor } from ${JSON.stringify(supervisorFile)};
       const supervisor = new Supervisor({ services: ${JSON.stringify([service('api'), service('node')])}, onLine() {},
         onEvent: (text) => console.log(text), limits: { pingMs: 20, silenceMs: 1500 } });
+      process.on('SIGUSR2', () => setTimeout(() => supervisor.stop().then(() => console.log('stopped')), 500));
       await supervisor.start();
-      console.log('up');
-      process.on('SIGUSR2', () => setTimeout(() => supervisor.stop().then(() => console.log('stopped')), 500));`;
+      console.log('up');`; // the last thing: from here on it may be stopped at any instruction
     const child = supervisorProcess(script);
     let said = '';
     child.stdout.on('data', (bytes) => (said += bytes));
@@ -142,7 +142,7 @@ describe('supervisor', () => {
       child.kill('SIGCONT');
     }
     child.kill('SIGUSR2');
-    await once(child, 'close');
+    expect(await once(child, 'close')).toEqual([0, null]);
     expect(said).toBe('up\nstopped\n');
   });
 
