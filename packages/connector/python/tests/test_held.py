@@ -172,7 +172,7 @@ class Sessions(NodeCase):
 
     def test_whatever_a_lookup_finds_is_not_lacking(self) -> None:
         """In any tier, while blocks are evicted, and after a restart of the node."""
-        node = self.node(arena_bytes=4 << 20, disk_bytes=32 << 20)
+        node = self.node(arena_bytes=4 << 20, disk_bytes=64 << 20)
         engine = self.engine(node, blocks=32)
         self.confirmed(engine)
         draw = random.Random(3)
@@ -194,18 +194,24 @@ class Sessions(NodeCase):
                         self.assertFalse(lacking[gaps])
             return found
 
-        for hashes in chains:
+        def on_disk() -> int:
+            asked = engine.session.stats()
+            until("counted", lambda: asked.done)
+            return asked.result().get("writedown.disk.stored", 0)
+
+        for number, hashes in enumerate(chains):
             engine.store(hashes, list(range(8)))
-        self.assertGreater(agree(), 8)
+            # Of the others the arena may evict what a slow disk has not taken yet; these are there after a restart.
+            if number < 5:
+                until("written down", lambda number=number: on_disk() == 8 * (number + 1))
+        self.assertGreaterEqual(agree(), 10)
         self.assertGreater(sum(engine.session.lacks(one) for one in blank), 30)
         epoch = engine.attached().boot_epoch
         node.end()
         node.start()
         until("another life", lambda: (now := engine.session.attachment) and now.boot_epoch != epoch)
         self.confirmed(engine)
-        found = agree()
-        if found <= 8:
-            self.fail(f"after a restart {found} were found, and at the next look {agree()}: more than 8 are written down")
+        self.assertGreaterEqual(agree(), 10)
         self.assertGreater(sum(engine.session.lacks(one) for one in blank), 30)
 
     def test_a_lookup_finds_what_the_table_says_of_the_arena_or_less(self) -> None:
