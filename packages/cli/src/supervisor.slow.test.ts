@@ -48,10 +48,10 @@ function supervise(services: ServiceSpec[], limits = {}) {
 }
 
 /** A process that runs this module. */
-const supervisorProcess = (script: string) =>
-  spawn(process.execPath, ['--input-type=module', '--eval', script], {
-    stdio: ['ignore', 'pipe', 'inherit'],
-  });
+const supervisorProcess = (script: string, before: readonly string[] = []) => {
+  const [command, ...args] = [...before, process.execPath, '--input-type=module', '--eval', script];
+  return spawn(command!, args, { stdio: ['ignore', 'pipe', 'inherit'] });
+};
 
 describe('supervisor', () => {
   it('starts all, hands on what they said, and stops them in the given order', async () => {
@@ -85,6 +85,32 @@ describe('supervisor', () => {
       'node was killed (SIGKILL); starting it again in 0.02 s',
       'node is back',
       'node was killed (SIGKILL); starting it again in 0.04 s',
+      'node is back',
+    ]);
+  });
+
+  it('tries again what it has no files left to start', async () => {
+    const script = `
+      import { openSync, closeSync } from 'node:fs';
+      import { Supervisor } from ${JSON.stringify(supervisorFile)};
+      const taken = [];
+      const onEvent = (text) => {
+        console.log(text);
+        if (text.includes('was killed')) try { for (;;) taken.push(openSync('/dev/null')); } catch {}
+        if (text.includes('could not be started')) for (const file of taken.splice(0)) closeSync(file);
+        if (text === 'node is back') supervisor.stop();
+      };
+      const supervisor = new Supervisor({ services: ${JSON.stringify([service('node')])}, onLine() {}, onEvent,
+        limits: { backoffMinMs: 20 } });
+      await supervisor.start();
+      process.kill(supervisor.pids().get('node'), 'SIGKILL');`;
+    const child = supervisorProcess(script, ['sh', '-c', 'ulimit -n 100; exec "$0" "$@"']);
+    let said = '';
+    child.stdout.on('data', (bytes) => (said += bytes));
+    expect(await once(child, 'close')).toEqual([0, null]);
+    expect(said.trimEnd().split('\n')).toEqual([
+      'node was killed (SIGKILL); starting it again in 0.02 s',
+      'node could not be started; starting it again in 0.04 s',
       'node is back',
     ]);
   });

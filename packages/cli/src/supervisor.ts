@@ -191,13 +191,22 @@ class Service {
 
   #spawn(): void {
     const begin = performance.now();
-    const child = spawn(process.execPath, [...this.#spec.nodeArgs], {
-      detached: true,
-      stdio: ['ignore', 'pipe', 'pipe', 'ipc'],
-      env: { ...process.env, ...this.#spec.env },
-    });
+    let child: ChildProcess;
+    try {
+      child = spawn(process.execPath, [...this.#spec.nodeArgs], {
+        detached: true,
+        stdio: ['ignore', 'pipe', 'pipe', 'ipc'],
+        env: { ...process.env, ...this.#spec.env },
+      });
+    } catch (error) {
+      // Of some shortages (memory) Node tells so, of others by 'error'.
+      this.#lastLine = (error as Error).message;
+      this.ended = Promise.resolve();
+      this.#ended(begin, 'could not be started');
+      return;
+    }
     this.#child = child;
-    for (const stream of [child.stdout, child.stderr]) this.#readLines(stream!);
+    for (const stream of outputsOf(child)) this.#readLines(stream);
     const watch = new Liveness(child, this.#limits, (why) => {
       this.#options.onEvent(`${this.name} ${why}; killing it`);
       child.kill('SIGKILL');
@@ -227,7 +236,7 @@ class Service {
 
   /** Reads to the end of its output; not for ever: a child of its own may hold that open. */
   async #lastWords(child: ChildProcess): Promise<void> {
-    const streams = [child.stdout!, child.stderr!].filter((stream) => !stream.closed);
+    const streams = outputsOf(child).filter((stream) => !stream.closed);
     await within(Promise.all(streams.map((stream) => once(stream, 'close'))), this.#limits.lastWordsMs);
     for (const stream of streams) stream.destroy();
   }
@@ -262,6 +271,9 @@ class Service {
     return line.startsWith(prefix) ? line.slice(prefix.length) : undefined;
   }
 }
+
+/** Of a process that could not be started for want of files there are none. */
+const outputsOf = ({ stdout, stderr }: ChildProcess): Readable[] => [stdout, stderr].filter((stream) => !!stream);
 
 /** Asks a process again and again whether its event loop turns, and whether a start comes to its end. */
 class Liveness {

@@ -70,7 +70,11 @@ struct Task {
   int number = 0;
 
   void Settle(Napi::Env env) {
-    if (!failed) return deferred.Resolve(finish(env));
+    try {
+      if (!failed) return deferred.Resolve(finish(env));
+    } catch (const Napi::Error& error) {
+      return deferred.Reject(error.Value());  // else whoever waits would wait for ever
+    }
     const Napi::Error error = Napi::Error::New(env, message);
     if (number != 0) error.Value()["errno"] = Napi::Number::New(env, number);
     deferred.Reject(error.Value());

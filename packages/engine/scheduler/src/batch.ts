@@ -6,6 +6,8 @@ import type { ArrivedLoad } from './connector.ts';
 import type { EngineRequest } from './request.ts';
 import { drawSeed } from './seed.ts';
 
+const maxInt32 = 0x7fff_ffff;
+
 /** A request's share of a step: its next `count` tokens. */
 export interface Share {
   readonly request: EngineRequest;
@@ -57,7 +59,7 @@ export function buildStep(batch: readonly Share[], kv: PrefixCache): Step {
     step.queryTokens[i] = share.count;
     step.computedTokens[i] = computedTokens;
     step.temperature[i] = params.temperature;
-    step.topK[i] = params.topK;
+    step.topK[i] = Math.min(params.topK, maxInt32); // the vocabulary is smaller: so many are all
     step.topP[i] = params.topP;
     if (!samples(share)) continue;
     step.sample[i] = 1;

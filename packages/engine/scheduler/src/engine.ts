@@ -139,6 +139,8 @@ export class Engine {
       throw new KvError('CANCELLED', 'engine: is draining; send the request to another one', { retry: true });
     const { blockTokens } = executor.kv;
     checkRequest(params, { vocabSize: executor.model.vocabSize, maxTotalTokens: this.maxTotalTokens, blockTokens });
+    // Here, and not where the first block is full: in the middle of a step it would end every request.
+    if (params.cacheSalt) for (const each of [hasher, this.#digester]) each?.extraBytes([params.cacheSalt]);
     if (params.prefillOnly && !this.#options.connector.attached) throw noTier(params.requestId);
     if (this.#answers.get(params.requestId))
       throw new KvError('REQUEST', `request ${params.requestId}: that id is in use; choose another`);

@@ -49,9 +49,11 @@ export function checkRequest(params: GenerateRequest, bounds: RequestBounds): vo
   const { betweenMs = 0 } = params;
   if (!(betweenMs >= 0 && betweenMs <= longestWaitMs))
     refuse(`betweenMs is ${betweenMs}; use 0 (off) to ${longestWaitMs} ms`);
-  if (!Number.isFinite(temperature) || temperature < 0) refuse(`temperature is ${temperature}; use 0 or more`);
+  if (!Number.isFinite(Math.fround(temperature)) || temperature < 0)
+    refuse(`temperature is ${temperature}; use 0 or more`);
   if (!Number.isInteger(topK) || topK < 0) refuse(`topK is ${topK}; use 0 (off) or a whole number`);
-  if (!(topP > 0 && topP <= 1)) refuse(`topP is ${topP}; use a number above 0, at most 1 (off)`);
+  // As the executor gets it: 1e-46 is none there.
+  if (!(Math.fround(topP) > 0 && topP <= 1)) refuse(`topP is ${topP}; use a number above 0, at most 1 (off)`);
   if (loraName) refuse(`no adapter named ${JSON.stringify(loraName)} is loaded; leave loraName empty`);
   const mode = params.kvCacheReportMode ?? '';
   if (mode !== '' && mode !== 'full')

@@ -132,6 +132,11 @@ export class ContentExecutor implements Executor {
 
   execute(step: Step): Promise<StepResult> {
     this.steps.push(step);
+    // As the real one (step_check.cc).
+    step.topP.forEach((topP, i) => {
+      if (!(step.temperature[i]! >= 0 && step.topK[i]! >= 0 && topP > 0 && topP <= 1))
+        throw new Error(`step: sampling of ${i}`);
+    });
     return new Promise((resolve, reject) => {
       this.#options.later(() => {
         const failure = this.#options.failure?.();
