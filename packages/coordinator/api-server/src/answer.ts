@@ -46,6 +46,8 @@ export class Answer {
   /** Tokens so far. */
   readonly #given: number[] = [];
   #isFirst = true;
+  /** Its finish reason has been told. */
+  #isFinished = false;
   /** What the worker said of itself that gave the first of its tokens. */
   #begunAt: DispatchRequest['begunAt'];
   #hasCache = false;
@@ -85,7 +87,9 @@ export class Answer {
         return;
       } catch (error) {
         tries.failed(error, choice, signal);
-        this.#listener.retried(error);
+        // Its worker was lost while a slow reader kept the last word from being passed on.
+        if (this.#isFinished) return;
+        this.#listener.retried(error, choice);
       } finally {
         choice.ended();
       }
@@ -151,6 +155,7 @@ export class Answer {
   #tell(text: string, tokenIds: readonly number[], finishReason: FinishReason | null): void | Promise<void> {
     const first = this.#isFirst;
     this.#isFirst = false;
+    if (finishReason !== null) this.#isFinished = true;
     return this.#listener.delta({ index: this.#index, text, tokenIds, first, finishReason });
   }
 

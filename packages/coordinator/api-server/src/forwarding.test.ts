@@ -250,6 +250,27 @@ it('one that refuses and never ends its refusal is not waited for', async () => 
   await atRest();
 });
 
+it('an answer that a pod takes its time for is no standstill of ours', async () => {
+  const stallMs = 50;
+  await at.open({ limits: { stallMs } });
+  await at.workers({ name: 'one', kind: 'openai', address: one.address });
+  await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, patience);
+  const begun = ({ response }: PodRequest): void => {
+    response.writeHead(200, { 'content-type': 'text/event-stream' }).write('data: 1\n\n');
+  };
+  for (const answer of [() => {}, begun]) {
+    one.answer = answer;
+    const asked = ask({ stream: true });
+    await vi.waitUntil(() => one.seen.length === 1, patience);
+    await new Promise((resolve) => setTimeout(resolve, 2 * stallMs));
+    const health = await fetch(`${at.server.url}/health`);
+    expect([health.status, await health.json()]).toMatchObject([200, { progress: { running: 1, silent_ms: 0 } }]);
+    one.seen.pop()!.response.end('data: [DONE]\n\n');
+    expect(await (await asked).text()).toMatch(/\[DONE\]\n\n$/);
+  }
+  await atRest();
+});
+
 describe('time to read', () => {
   const unreadMs = 200;
   /** Its pod has begun the answer. */

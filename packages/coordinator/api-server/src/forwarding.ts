@@ -105,7 +105,7 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       return;
     } catch (error) {
       if (reply.raw.headersSent) throw error;
-      placed.retried();
+      placed.retried(choice);
       tries.failed(error, choice, signal);
       options.retried(error);
     } finally {

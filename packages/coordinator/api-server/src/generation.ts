@@ -161,11 +161,12 @@ export class Generation {
     if ('passedOn' in read) {
       body.drop(); // its worker reads it by itself
       const passed = { ...read, session: asked.session || read.session };
-      return this.#running.counted(1, () => this.#forward(request, reply, requestId, passed, placed, asked, signal));
+      const forward = () => this.#forward(request, reply, requestId, passed, placed, asked, signal);
+      return this.#running.counted(1, false, forward);
     }
     const job = this.#job(endpoint, requestId, read, asked, { placed, arrivedMs, body, signal });
     const generate = (onDelta: OnDelta): Promise<Totals> => this.#run(job, onDelta);
-    return this.#running.counted(job.echoes.length, () =>
+    return this.#running.counted(job.echoes.length, true, () =>
       read.params.stream ? stream(job, reply, generate, this.#options) : collect(job, reply, generate),
     );
   }
@@ -225,7 +226,7 @@ export class Generation {
         signal,
         retried: (error) => metrics.countRetry(error),
         firstByte: () => {
-          trace.firstTokenAtMs = this.#running.signOfLife();
+          trace.firstTokenAtMs = performance.now();
           metrics.firstTokenSeconds.observe((trace.firstTokenAtMs - arrivedMs) / 1000);
         },
       });
@@ -262,8 +263,8 @@ export class Generation {
         );
       },
       handedOff: (choice, state) => job.placed.handedOff(choice, state),
-      retried: (error) => {
-        job.placed.retried();
+      retried: (error, choice) => {
+        job.placed.retried(choice);
         metrics.countRetry(error);
       },
     });

@@ -32,9 +32,12 @@ export class Placed {
     if (this.#choices.includes(choice)) this.#handedOff.set(choice, state);
   }
 
-  retried(): void {
+  /** `choice` failed before it gave anything. */
+  retried(choice: Choice): void {
     this.#retries++;
-    this.#choices.pop();
+    const at = this.#choices.indexOf(choice);
+    if (at !== -1) this.#choices.splice(at, 1);
+    this.#handedOff.delete(choice);
   }
 
   /** Seconds to the first token as they were predicted of its worker, had that computed all of its prompt; undefined: none has it. */

@@ -81,8 +81,8 @@ export interface AnswersListener {
   chosen(choice: Choice, moved: boolean): void;
   /** Who computes the chosen worker's prompt; told again when that changes. */
   handedOff(choice: Choice, state: HandedOff): void;
-  /** A worker failed; the answer is tried at another. */
-  retried(error: unknown): void;
+  /** The chosen worker failed; the answer is tried at another. */
+  retried(error: unknown, choice: Choice): void;
 }
 
 /** `answer`: number among the answers to its prompt. Each draws from its own seed; the first from the one given. */

@@ -4,7 +4,7 @@ import { KvError } from '@kvtier/errors';
 export interface Progress {
   readonly running: number;
   readonly finished: number;
-  /** Since the last sign of life of any answer; 0 while none runs. */
+  /** Since the last sign of life of any answer that gives some; 0 while none runs. */
   readonly silentMs: number;
 }
 
@@ -12,6 +12,8 @@ export class RunningAnswers {
   readonly #most: number;
   readonly #changed: (running: number) => void;
   #running = 0;
+  /** Of these, those that give signs of life. */
+  #telling = 0;
   #finished = 0;
   #lastSignMs = performance.now();
 
@@ -22,7 +24,7 @@ export class RunningAnswers {
   }
 
   get progress(): Progress {
-    const silentMs = this.#running === 0 ? 0 : Math.round(performance.now() - this.#lastSignMs);
+    const silentMs = this.#telling === 0 ? 0 : Math.round(performance.now() - this.#lastSignMs);
     return { running: this.#running, finished: this.#finished, silentMs };
   }
 
@@ -33,27 +35,30 @@ export class RunningAnswers {
   }
 
   /**
-   * Does `work`, which is so many answers.
+   * Does `work`, which is so many answers. `tells`: they give signs of life; those that a pod computes need not, its line says how long
+   * each may be silent.
    * @throws KvError BUSY where they are too many
    */
-  async counted<T>(count: number, work: () => Promise<T>): Promise<T> {
+  async counted<T>(count: number, tells: boolean, work: () => Promise<T>): Promise<T> {
     if (this.#running + count > this.#most)
       throw new KvError(
         'BUSY',
         `the API server: ${this.#running} answers are being generated already; try again later`,
       );
-    if (this.#running === 0) this.signOfLife();
-    this.#change(count);
+    if (tells && this.#telling === 0) this.signOfLife();
+    const telling = tells ? count : 0;
+    this.#change(count, telling);
     try {
       return await work();
     } finally {
       this.#finished += count;
-      this.#change(-count);
+      this.#change(-count, -telling);
     }
   }
 
-  #change(by: number): void {
+  #change(by: number, telling: number): void {
     this.#running += by;
+    this.#telling += telling;
     this.#changed(this.#running);
   }
 }

@@ -2,6 +2,7 @@
 import { KvError } from '@kvtier/errors';
 import { type Call, cacheUse, event, fail, type ScriptedEngine, say } from '@kvtier/registry/testing';
 import { beforeEach, describe, expect, it, vi } from 'vitest';
+import { EventStream } from './sse.ts';
 import { caught, eventsOf, Harness, ids, jsonOf } from './testing/harness.ts';
 
 const at = new Harness();
@@ -65,6 +66,18 @@ describe('before the first token', () => {
     expect(await eventsOf(response)).toMatchObject([{ choices: [{ text: ' 34' }] }, '[DONE]']);
     expect([at.engine.seen.length, other.seen.length]).toEqual([1, 1]);
     expect(await at.metricsText()).toMatch(/\nkvtier_request_retries_total\{code="[A-Z]+"\} 1\n/);
+    await atRest();
+  });
+
+  it('of two answers whose first fails, those who answer are named', async () => {
+    at.engine.script = fail(new KvError('DISCONNECTED', 'it is closing'));
+    other.script = async (call) => {
+      await vi.waitUntil(() => other.seen.length === 2, patience);
+      say(ids(' 34'), 'length')(call);
+    };
+    const response = await ask({ n: 2 });
+    expect([response.status, at.engine.seen.length, other.seen.length]).toEqual([200, 1, 2]);
+    expect(['worker', 'retries'].map((name) => response.headers.get(`x-kvtier-${name}`))).toEqual(['b', '1']);
     await atRest();
   });
 
@@ -191,6 +204,7 @@ describe('an answer that has begun', () => {
 
   it('waits for a worker when none is left', async () => {
     await at.workers(at.named('a'));
+    const choose = vi.spyOn(at.dispatcher, 'choose');
     at.engine.script = async (call) => {
       call.write(event({ tokenIds: answer.slice(0, 2) }));
       await at.engine.stop();
@@ -198,10 +212,42 @@ describe('an answer that has begun', () => {
     const response = await ask({ max_tokens: answer.length, stream: true, return_token_ids: true });
     const events = eventsOf(response);
     await vi.waitUntil(() => at.fleet.workers()[0]?.state !== 'ready', patience);
+    await vi.waitUntil(() => choose.mock.calls.length > 3, patience);
     const again = await at.start('a');
     again.script = goesOn;
     const all = (await events).filter((one) => one !== '[DONE]') as Reply[];
     expect(all.flatMap(({ choices }) => choices[0]?.token_ids ?? [])).toEqual(answer);
+    // It is one request, however often somebody is looked for.
+    expect(choose.mock.calls.filter(([{ except, isAgain }]) => except.size === 0 && !isAgain)).toHaveLength(1);
+    await atRest();
+  });
+
+  it('is over when its last word waits for a slow reader and its worker is lost', async () => {
+    await at.workers(at.named('a'));
+    at.engine.script = (call) => {
+      const isSecond = call.request.requestId.endsWith('-1');
+      call.write(event(isSecond ? { tokenIds: [answer[0]!, 2], finishReason: 'stop' } : { tokenIds: [answer[0]!] }));
+    };
+    other.script = say(ids(' 34'), 'length');
+    // As where the reader takes nothing: all is said, and what is to be awaited does not come.
+    const { send } = EventStream.prototype;
+    const slow = vi.spyOn(EventStream.prototype, 'send').mockImplementation(function (this: EventStream, chunks) {
+      void send.call(this, chunks);
+      return new Promise(() => {});
+    });
+    const events = ask({ n: 2, stream: true, return_token_ids: true }).then(eventsOf);
+    await vi.waitUntil(() => slow.mock.calls.length === 2, patience);
+    slow.mockRestore();
+    await at.workers(at.named('a'), at.named('b'));
+    await at.engine.stop();
+    const choices = (await events).flatMap((one) => (one === '[DONE]' ? [] : (one as Reply).choices));
+    const reasons = choices as unknown as { index: number; finish_reason: string | null }[];
+    expect(reasons.map(({ index, finish_reason }) => [index, finish_reason]).toSorted()).toEqual([
+      [0, null],
+      [0, 'length'],
+      [1, 'stop'],
+    ]);
+    expect(other.seen).toHaveLength(1);
     await atRest();
   });
 

@@ -45,6 +45,8 @@ export class Tries {
   #pauseMs = firstPauseMs;
   /** Workers that failed since the last token. */
   #count = 0;
+  /** It has been counted as a request, whoever is asked from now on. */
+  #hasAsked = false;
   /** Some worker has given a token: the client cannot be told to come again. */
   #hasBegun = false;
 
@@ -60,8 +62,9 @@ export class Tries {
    * `signal`
    */
   async next(request: Asked, signal: AbortSignal): Promise<Choice> {
-    let isAgain = false;
     for (;;) {
+      const isAgain = this.#hasAsked;
+      this.#hasAsked = true;
       try {
         return await this.#dispatch.choose({ ...request, isAgain, except: this.#except }, signal);
       } catch (error) {
@@ -70,7 +73,6 @@ export class Tries {
         if (error instanceof Outdated) throw error;
         if (failure === undefined) {
           await this.#awaitSomebody(request, error, signal);
-          isAgain = true;
           continue;
         }
         // Full queues everywhere are an answer, before the first token; a worker that died is started again.

@@ -12,7 +12,7 @@ export interface DispatchRequest extends RoutedRequest {
   readonly except: ReadonlySet<string>;
   /** performance.now() until which its first token is wanted; undefined: whenever it comes. Nobody waits in the queue beyond it. */
   readonly firstTokenByMs?: number | undefined;
-  /** Nobody could be chosen for it a moment ago. */
+  /** A worker was asked for before, whether one was found or not: it is one request all the same. */
   readonly isAgain?: boolean;
   /**
    * Digest of the tokenizer and chat template that made its tokens (`WorkerFacts.textDigest`): a worker that loaded others beside its
