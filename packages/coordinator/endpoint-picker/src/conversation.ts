@@ -82,7 +82,12 @@ export class Conversation {
   }
 
   #receive(message: ProcessingRequest): void {
-    if (this.#phase === 'ended' || message.observabilityMode) return;
+    if (this.#phase === 'ended') return;
+    if (message.observabilityMode) {
+      // The request goes its way without us: a status would cut it, where the gateway's failure mode is to refuse.
+      if (this.#phase === 'start') this.#waitForAnswer();
+      return;
+    }
     let pending: Promise<void> | undefined;
     try {
       pending = this.#answer(message);

@@ -34,6 +34,26 @@ describe('bounds', () => {
     expect(await stream.closed()).toBe(status.DEADLINE_EXCEEDED);
   });
 
+  it('a gateway that only observes, for longer than a request may take to come: no status, and it is let go when it is silent', async () => {
+    await rig.start({ receiveMs: 40, silenceMs: 400 });
+    const stream = rig.gateway.open();
+    const observed = (): unknown =>
+      stream.call.write({
+        request: { $case: 'requestHeaders', value: { headers: { headers: [] }, endOfStream: true } },
+        metadataContext: undefined,
+        observabilityMode: true,
+        protocolConfig: undefined,
+      });
+    const began = performance.now();
+    observed();
+    await sleep(200);
+    observed();
+    expect(await stream.closed()).toBe(status.OK);
+    expect(performance.now() - began).toBeGreaterThan(590); // from its last word
+    expect([stream.responses, rig.dispatch.asked]).toEqual([[], []]);
+    expect(await rig.metric('kvtier_picker_requests_total{outcome="failed"}')).toBe(0);
+  });
+
   it('an answer without a word: its share of the load ends, the answer goes on', async () => {
     await rig.start({ silenceMs: 40 });
     const stream = rig.gateway.open({ modes: modes.duplex });
