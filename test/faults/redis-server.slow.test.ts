@@ -3,6 +3,7 @@
  * time limit by much, no wrong block is delivered (the bench throws), nothing above the budget, and service again by itself.
  */
 
+import { RedisClient } from '@kvtier/redis';
 import type { RedisSettings, RedisTier } from '@kvtier/tiers/redis';
 import { openTier } from '@kvtier/tiers/redis/testing';
 import { hashNamed, namespaceNamed, TestBench } from '@kvtier/tiers/testing';
@@ -255,6 +256,31 @@ it('a Cluster’s client that learns of a server while it disconnects, as ioredi
 describe('a Cluster without replicas', () => {
   const many = Array.from({ length: 48 }, (_, i) => hashNamed(i));
   const all = (status: string): string[] => many.map(() => status);
+
+  it('is not asked again what a connection took with it: it may have been done', async () => {
+    const cluster = await startCluster(3, 0);
+    group = cluster;
+    const settings = { mode: 'cluster', servers: cluster.urls, database: 0, timeLimitMs: 20_000 } as const;
+    const client = new RedisClient(settings, () => {});
+    try {
+      await client.ready(20_000);
+      const key = 'kvtier:{p0}:count';
+      expect(await client.ask((redis) => redis.incr(key))).toBe(1);
+      for (const each of cluster.servers) each.signal('SIGSTOP');
+      const asked = client.ask((redis) => redis.incr(key));
+      const streams = client.now((redis) => (redis as Cluster).nodes('all').flatMap(({ stream }) => stream ?? []));
+      await until(() => streams.every(({ writableLength }) => writableLength === 0), 'it is written');
+      for (const stream of streams) stream.destroy();
+      for (const each of cluster.servers) each.signal('SIGCONT');
+      await expect(asked).rejects.toThrow(/^redis: Connection is closed/);
+      await client.ready(20_000);
+      const count = (): Promise<string | null> => client.ask((redis) => redis.get(key)).catch(() => null);
+      await until(async () => (await count()) !== null, 'its server');
+      expect(await count()).toBe('2');
+    } finally {
+      client.close();
+    }
+  });
 
   it('speaks TLS, also between its servers', async () => {
     const tls = makeCertificate(bench.dir);

@@ -72,7 +72,8 @@ export class RedisClient {
         // Names and addresses as the cluster announces them: a certificate is for the name.
         dnsLookup: (address: string, callback: (error: null, address: string) => void) => callback(null, address),
         maxRedirections: 4,
-        retryDelayOnFailover: 100,
+        // What was sent when a connection ended may have been done: it is not sent again, as with one server. The budget counts by it.
+        retryDelayOnFailover: 0,
         retryDelayOnClusterDown: 100,
         retryDelayOnTryAgain: 20,
       };

@@ -16,6 +16,7 @@ import { createPolicy, type EvictionPolicy, type PolicyName } from '@kvtier/evic
 import { decodeHeader, encodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
 import { Followers, pagesOfMap } from '../kit/followers.ts';
 import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
+import { idleVictim } from './idle-victim.ts';
 import { SlotAllocator } from './slot-allocator.ts';
 
 /** What becomes the object header when a block is published. */
@@ -377,8 +378,7 @@ export class ArenaTier implements Tier {
 
   #coldest(slotBytes: number): Entry | undefined {
     const sizeClass = this.#classes.get(slotBytes);
-    const victim = sizeClass?.policy.victim((index) => this.#isIdle(sizeClass.entries[index]!));
-    return victim === undefined ? undefined : sizeClass!.entries[victim]!;
+    return sizeClass && idleVictim(sizeClass, (entry) => this.#isIdle(entry), this.#nowUs());
   }
 
   /** Empty slabs of `other`, coldest first, until a slot of `slotBytes` fits. */
@@ -473,10 +473,10 @@ export class ArenaTier implements Tier {
 
   async #readOne(namespace: Namespace, hash: HashKey, target: number): Promise<ReadStatus> {
     const entry = this.#find(namespace, hash);
-    if (entry === undefined) return 'missing';
+    const bytes = headerBytes + (entry?.payloadBytes ?? 0);
+    if (entry === undefined || bytes > this.slotBytesOf(target)) return 'missing';
     this.pin(namespace, hash);
     try {
-      const bytes = headerBytes + entry.payloadBytes;
       await native.arenaCopy(this.#arena, Float64Array.of(entry.slot), Float64Array.of(target), bytes);
       const [checksum] = await native.arenaChecksum(
         this.#arena,

@@ -201,6 +201,26 @@ describe('restart', () => {
     await again.close();
   });
 
+  it('does not bring back what was removed from an older copy in a segment that was emptied', async () => {
+    const tier = await open();
+    const chain = names('twice', 4);
+    await bench.write(tier, space, chain, payloadBytes);
+    const first = [...tier.devices[0]!.segments][0]!;
+    for (let i = 0; first.state !== 'free'; i++) {
+      await bench.write(tier, space, names(`filler ${i}.`, 1), payloadBytes);
+      expect(i).toBeLessThan(2_000);
+    }
+    expect(tier.lookup(space, chain)).toBe(0);
+    expect(await bench.write(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'stored'));
+    expect(first.state).toBe('free'); // they lie in another one
+    expect(tier.remove(space, chain, 'asked')).toBe(4);
+    await vi.waitUntil(() => [...tier.devices[0]!.segments].every(({ erased }) => erased.length === 0), patience);
+    await crash(tier)();
+    const again = await open();
+    expect(await bench.read(again, space, chain, payloadBytes)).toEqual(chain.map(() => 'missing'));
+    await again.close();
+  });
+
   it('marks what was removed within a moment, and the file system is called once at a time', async () => {
     const chain = names('marked', 50);
     const tier = await open();

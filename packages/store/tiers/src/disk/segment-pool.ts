@@ -312,8 +312,8 @@ export class SegmentPool {
     await this.#options.onEvict(victim);
     await victim.idle();
     this.#options.index.clear(victim);
-    // What was evicted may come back after a crash, until the file is written to again; what was removed may not.
-    if (victim.erased.length > 0 && !(await this.#renewOrDiscard(victim))) return;
+    // Its copies are not known any more: what is removed from now on would come back from here after a crash.
+    if (!(await this.#renewOrDiscard(victim))) return;
     this.#options.step('disk.segment.evicted');
     if (victim.bytes === this.#segmentBytes) this.setFree(victim);
     else await this.#discard(victim); // of a former configuration: its space is used anew

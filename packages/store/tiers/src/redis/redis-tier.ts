@@ -301,9 +301,9 @@ export class RedisTier implements Tier {
       }
       const { text } = entry;
       const { bytes, partBytes, id } = parseEntry(text)!; // the index has no other
-      // An object of another size than its namespace has: never into this slot.
-      if (bytes < headerBytes || bytes > this.#options.slots.slotBytesOf(slot)) {
-        onDone(index, this.#ended(namespace, { text, hash }, 'wrong'));
+      // An object of another size than who asks expects: never into this slot, and others may know it as it is.
+      if (bytes > this.#options.slots.slotBytesOf(slot)) {
+        onDone(index, 'missing');
         continue;
       }
       const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)]!;

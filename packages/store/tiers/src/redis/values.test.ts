@@ -4,6 +4,7 @@ import { native } from '@kvtier/data-plane';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { ArenaMemory } from '../arena/arena-memory.ts';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
+import { rowsPerTurn } from '../kit/turn-share.ts';
 import type { RedisCommands } from './redis-commands.ts';
 import { defaultSettings } from './settings.ts';
 import { testArenaBytes } from './testing/redis.ts';
@@ -93,5 +94,37 @@ it('a move that fails has ended: no value that it began is told of afterwards', 
   expect(told.sort()).toEqual(['0 none', '2 none']);
   await new Promise((resolve) => setTimeout(resolve, 400));
   expect(told.length).toBe(2);
+  values.close();
+});
+
+it('of many reads that end together each turn tells its share', async () => {
+  const silent = await emptyServer(60_000);
+  const slot = bench.emptySlot(8_000); // nothing comes into it
+  const values = valuesTo(() => silent.port, 'native');
+  const turns = [0];
+  let isOver = false;
+  const begin = (): void => {
+    turns.push(0);
+    if (!isOver) setImmediate(begin);
+  };
+  setImmediate(begin);
+  const many = Array.from({ length: 2_000 }, (_, i) => ({
+    bytes: 8_000,
+    partBytes: 8_000,
+    id: `${i}`,
+    slot,
+    hash: hashNamed(i),
+  }));
+  const told = new Set<string>();
+  const moved = values.move('get', partition, namespaceNamed('one'), many, (_, result) => {
+    told.add(result);
+    turns[turns.length - 1]!++;
+  });
+  values.disconnect('out of service');
+  await moved;
+  isOver = true;
+  expect([...told]).toEqual(['lost']);
+  expect(turns.reduce((a, b) => a + b)).toBe(2_000);
+  expect(Math.max(...turns)).toBeLessThan(2 * rowsPerTurn);
   values.close();
 });

@@ -15,6 +15,7 @@ import type { RedisAddress } from '@kvtier/redis';
 import type { ArenaMemory } from '../arena/arena-memory.ts';
 import { identitiesOf, identityBytes } from '../disk/disk-io.ts';
 import { settled } from '../kit/settled.ts';
+import { rowsPerTurn, TurnShare } from '../kit/turn-share.ts';
 import { NativePool, pieceBytes, type ValueEnd, ValueMover } from './native-pool.ts';
 import { foreignCalls } from './other-users.ts';
 import { type MoveResult, PieceConnection } from './piece-connection.ts';
@@ -60,6 +61,7 @@ export class Values {
   readonly #former = new Set<NativePool>();
   #mover: ValueMover | undefined;
   readonly #onError: (line: string) => void;
+  readonly #turns = new TurnShare();
   /** When each address was last sent to, on performance.now(). */
   readonly #usedMs = new Map<string, number>();
   #isClosed = false;
@@ -98,6 +100,9 @@ export class Values {
       const ends = await this.#moveWhole(kind, partition, of, identities, deadlineMs);
       const redirected: number[] = [];
       for (let index = first; index < end; index++) {
+        // What was written is told of as one.
+        if (kind === 'get' && (index - first) % rowsPerTurn === 0)
+          await this.#turns.take(Math.min(rowsPerTurn, end - index));
         const result = ends === 'lost' ? 'lost' : ends[index - first]!;
         if (typeof result !== 'object') onEnd(index, result === 'length' || result === 'fault' ? 'wrong' : result);
         else if (!isRedirection(result.error)) onEnd(index, this.#refusal(result.error));

@@ -35,11 +35,12 @@ export function headIn(text: string): Head | string {
   const status = Number(code);
   const headers = new Map<string, string>();
   for (const line of lines) {
-    const [, name, value] = /^([^\s:]+):\s*(.*?)\s*$/.exec(line) ?? [];
-    if (name === undefined) return 'the answer has a line that is no header';
-    const key = name.toLowerCase();
+    const end = line.indexOf(':');
+    const name = line.slice(0, Math.max(end, 0));
+    if (name === '' || /\s/.test(name)) return 'the answer has a line that is no header';
+    const [key, value] = [name.toLowerCase(), line.slice(end + 1).trim()];
     if (key === 'content-length' && headers.has(key) && headers.get(key) !== value) return 'the answer has two lengths';
-    headers.set(key, value!);
+    headers.set(key, value);
   }
   const length = headers.get('content-length');
   const bytes = countIn(length);
