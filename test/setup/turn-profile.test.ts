@@ -49,6 +49,13 @@ describe('whose turn it is', () => {
     expect(msOf(times(40, vitest, product))).toEqual([]);
   });
 
+  it('nobody’s when there are too few samples of it', () => {
+    const turn = { beganMs: 1_000, endedMs: 10_000, cpuMs: 60 };
+    const msOfFew = (count: number) =>
+      productRuns(profileOf(times(count, product)), root, turn).map(({ cpuMs }) => cpuMs);
+    expect([7, 8].map(msOfFew)).toEqual([[], [60]]);
+  });
+
   it('nobody’s when neither is in it', () => {
     expect(msOf(times(40, 'node:fs'))).toEqual([]);
     expect(msOf([...times(20, product), ...times(20)])).toEqual([40]); // the collector of garbage

@@ -25,6 +25,9 @@ export interface ProductRun {
   readonly where: readonly string[];
 }
 
+/** Of a turn of 50 ms there are 25; where a busy machine left fewer than these, they say nothing of where the time was spent. */
+const leastSamples = 8;
+
 type Kind = 'product' | 'test' | 'neither';
 
 /** Who calls tests. A test that is compiled together with what it calls may be missing between the two. */
@@ -74,6 +77,7 @@ export function productRuns(profile: Profile, root: string, turn: Turn): Product
     }
     open.set(where, (open.get(where) ?? 0) + 1);
   }
+  if (total < leastSamples) return [];
   const msOf = (count: number): number => (count / total) * turn.cpuMs;
   return runs.map((run) => {
     const count = [...run.values()].reduce((sum, one) => sum + one, 0);
