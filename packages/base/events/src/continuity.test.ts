@@ -200,6 +200,16 @@ describe('a publisher that tells snapshots', () => {
     expect(asked()).toBe(2);
   });
 
+  it('is asked once more when all is wanted anew while it tells', async () => {
+    const source = new Source();
+    const { stream, asked } = rig(source);
+    for (let i = 0; i < 9; i++) source.publish(storedEvent(1n));
+    for await (const { kind } of stream.probe()) if (kind === 'snapshot') stream.resync();
+    expect([stream.wantsProbe, asked()]).toEqual([true, 1]);
+    expect(await all(stream.probe())).toEqual(['snapshot 9', 9, 9]);
+    expect([stream.wantsProbe, asked()]).toEqual([false, 2]);
+  });
+
   it('what cannot be read is void until the next probe brings all', async () => {
     const source = new Source();
     const { stream } = rig(source);

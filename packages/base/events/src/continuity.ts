@@ -79,6 +79,7 @@ export class Continuity<Batch extends { readonly ts: number }> {
   #suspect = false;
   /** Something is missing that a snapshot would bring. */
   #isPartial: boolean;
+  #resyncs = 0;
   /** It was asked in this connection, and has none. */
   #tellsNone = false;
 
@@ -109,6 +110,7 @@ export class Continuity<Batch extends { readonly ts: number }> {
 
   /** The next `probe` asks for a snapshot, whatever we have. */
   resync(): void {
+    this.#resyncs++;
     this.#isPartial = true;
     this.#tellsNone = false;
   }
@@ -231,6 +233,7 @@ export class Continuity<Batch extends { readonly ts: number }> {
   async *#takeSnapshot(): AsyncGenerator<StreamItem<Batch>, boolean> {
     if (this.#snapshot === null || this.#tellsNone) return false;
     let isBegun = false;
+    const resyncs = this.#resyncs;
     try {
       for await (const { seq, topic = this.#topic, payload } of this.#snapshot()) {
         if (!isBegun) {
@@ -247,8 +250,8 @@ export class Continuity<Batch extends { readonly ts: number }> {
         this.#lastTs = Math.max(this.#lastTs, batch.ts);
         if (topic.startsWith(this.#topic)) yield { kind: 'batch', seq, topic, batch };
       }
-      if (isBegun) this.#isPartial = false;
-      else this.#tellsNone = true;
+      if (!isBegun) this.#tellsNone = true;
+      else if (resyncs === this.#resyncs) this.#isPartial = false; // else another one was wanted meanwhile
     } catch {
       // What came of it is true, and what did not is asked for with the next probe.
     }

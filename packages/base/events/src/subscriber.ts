@@ -5,6 +5,7 @@
  * comes, its replay endpoint is asked whether there is more. A connection that stands and brings nothing of what is found so is made anew.
  */
 import { InvariantError } from '@kvtier/errors';
+import { Arrival } from './arrival.ts';
 import { decodeBatch } from './codec.ts';
 import {
   Continuity,
@@ -68,7 +69,7 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   readonly #probing = new Probing(performance.now());
   readonly #deafness = new Deafness();
   #timer: NodeJS.Timeout | undefined;
-  #wake: (() => void) | undefined;
+  readonly #arrival = new Arrival<Burst | null>();
 
   /** Connects; the publisher may come later. Throws KvError CONFIG for an endpoint or a key that cannot be. */
   constructor(options: KvEventSubscriberOptions) {
@@ -140,10 +141,10 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   ): AsyncGenerator<readonly StreamItem<Batch>[]> {
     this.#continuity = continuity;
     if (this.#replay !== null) this.#timer = setInterval(() => this.#look(), probeMs).unref();
-    let receiving: Promise<Burst | null> | undefined;
+    const arrival = this.#arrival;
     try {
       for (;;) {
-        receiving ??= next();
+        if (!arrival.isBegun) arrival.begin(next());
         const isProbing = this.#isProbeDue;
         if (isProbing) {
           this.#isProbeDue = false;
@@ -152,16 +153,17 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
           this.#probed(sinceMs, before, continuity.counts);
         }
         // What came during a probe goes before the next one: it may say that there is nobody to ask.
-        const burst = await (isProbing ? Promise.race([receiving, undefined]) : this.#either(receiving));
+        if (!isProbing && !this.#isProbeDue) await arrival.wait();
+        const burst = arrival.take();
         if (burst === null) return;
         if (burst === undefined) {
           if (this.#isDeaf()) {
             this.#connectAnew();
-            receiving = undefined; // of the one before, which is closed
+            arrival.drop(); // it is of the one before, which is closed
           }
           continue;
         }
-        receiving = next(); // decoded while these are used
+        arrival.begin(next()); // decoded while these are used
         this.#link(burst, continuity);
         let items: StreamItem<Batch>[] = [];
         for (const one of messagesOf(burst, batchAt)) {
@@ -202,19 +204,10 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
     }
   }
 
-  /** undefined: a probe is due. */
-  async #either(receiving: Promise<Burst | null>): Promise<Burst | null | undefined> {
-    if (this.#isProbeDue) return undefined;
-    const woken = new Promise<undefined>((resolve) => {
-      this.#wake = () => resolve(undefined);
-    });
-    return Promise.race([receiving, woken]);
-  }
-
   #probe(): void {
     if (this.#replay === null) return;
     this.#isProbeDue = true;
-    this.#wake?.();
+    this.#arrival.wake();
   }
 
   #look(): void {

@@ -208,6 +208,74 @@ describe('the KV index', () => {
     expect(index.match(keysOf([]), targets)).toEqual(naive.match([], targets));
   });
 
+  it('has room for publishers as they come, 4,096 at a time, and keeps what it knows of those before', () => {
+    const index = new KvIndex({ maxBytes: 64 * mib });
+    const naive = new NaiveIndex();
+    const chain = Array.from({ length: 40 }, (_, i) => i);
+    const sources: number[] = [];
+    const check = (): void => {
+      const targets = sources.map((source) => ({ sources: [source] }));
+      expect(index.match(keysOf(chain), targets)).toEqual(naive.match(chain, targets));
+      index.checkIntegrity();
+    };
+    for (let at = 0; at < 4_096; at++) {
+      const source = index.addSource();
+      sources.push(source);
+      const length = at < 500 || at % 97 === 0 ? (at * 7) % 40 : 0;
+      // Twice on one medium is two copies: one is left after one removal.
+      for (const medium of [at % 3, at % 3, 4]) {
+        index.stored(source, medium, keysOf(chain.slice(0, length)), 'root');
+        naive.stored(source, medium, chain.slice(0, length));
+      }
+      index.removed(source, 4, keysOf(chain.slice(0, length)));
+      naive.removed(source, 4, chain.slice(0, length));
+      if ([63, 64, 127, 128, 300, 1_500, 4_095].includes(at)) check();
+      if (at % 50 === 0) while (index.sweep());
+    }
+    expect(index.freeSources).toBe(0);
+    expect(() => index.addSource()).toThrow('4096 publishers are told apart at most');
+    for (const source of sources) {
+      index.removed(source, source % 3, keysOf(chain));
+      naive.removed(source, source % 3, chain);
+    }
+    check();
+    index.removeSource(77);
+    for (let node = 0; node < 40; node++) naive.cleared(77);
+    expect(index.addSource()).toBe(77);
+    check();
+  });
+
+  it('keeps its bound while publishers come, and has room again when most have gone', () => {
+    const maxBytes = 4 * mib;
+    const index = new KvIndex({ maxBytes });
+    const nodes = Array.from({ length: 4_000 }, (_, i) => i);
+    const fill = (source: number): void => {
+      for (let at = 0; at < 40; at++) {
+        const node = (source * 271 + at * 37) % 4_000;
+        index.stored(source, 0, keysOf([nodes[node]!]), 'unknown');
+      }
+      expect(index.stats().bytes).toBeLessThanOrEqual(maxBytes);
+    };
+    const sources: number[] = [];
+    for (let at = 0; at < 2_000; at++) {
+      sources.push(index.addSource());
+      expect(index.stats().bytes).toBeLessThanOrEqual(maxBytes);
+      fill(sources.at(-1)!);
+    }
+    index.checkIntegrity();
+    for (const source of sources.slice(8)) index.removeSource(source);
+    while (index.sweep());
+    const before = index.stats();
+    expect(before.bytes).toBeLessThan(maxBytes / 4);
+    for (const source of sources.slice(0, 8)) fill(source);
+    for (const source of sources.slice(0, 8)) {
+      const blocks = Array.from({ length: 40 }, (_, at) => nodes[(source * 271 + at * 37) % 4_000]!);
+      for (const node of blocks) expect(index.match(keysOf([node]), [{ sources: [source] }])[0]!.blocks).toBe(1);
+    }
+    expect(index.stats().droppedBlocks).toBe(before.droppedBlocks);
+    index.checkIntegrity();
+  });
+
   it('leaves little to be collected after a match, however many hold the prompt', async () => {
     const main = join(import.meta.dirname, 'testing/match-bytes-main.ts');
     const flags = ['--no-concurrent-recompilation', '--import', import.meta.resolve('tsx')];

@@ -23,7 +23,7 @@ import { mostRecords, none } from './hash-table.ts';
 import type { Keys } from './keys.ts';
 import { type Match, Matcher } from './match.ts';
 import { empty } from './run.ts';
-import { maxMedia } from './source-sets.ts';
+import { maxMedia, mostSources } from './source-sets.ts';
 import { Space } from './space.ts';
 import { type Target, Targets } from './targets.ts';
 
@@ -34,7 +34,7 @@ export type Parent = Keys | 'root' | 'unknown';
 
 export interface KvIndexOptions {
   readonly maxBytes: number;
-  /** Publishers that can be told apart at a time. */
+  /** Publishers that can be told apart at a time, 4,096 at most. Memory is taken for as many as there were at a time. */
   readonly maxSources?: number;
   /**
    * Media, a bit each, on which one publisher may hold a block several times, so that it is gone when it was removed as often as stored
@@ -75,11 +75,12 @@ export class KvIndex {
   readonly #matcher: Matcher;
   readonly #sources: boolean[] = [];
   readonly #maxSources: number;
+  #sourceCount = 0;
   readonly #counts = { unknownRemovals: 0, conflicts: 0 };
   #clock = 0;
 
   /** @throws KvError CONFIG when the bound is too small for anything */
-  constructor({ maxBytes, maxSources = 256, countedMedia = 0xff }: KvIndexOptions) {
+  constructor({ maxBytes, maxSources = mostSources, countedMedia = 0xff }: KvIndexOptions) {
     if (!(maxBytes >= minBytes))
       throw new KvError('CONFIG', `KV index: ${maxBytes} bytes are too few; ask for ${minBytes} or more`);
     this.#maxSources = maxSources;
@@ -99,19 +100,36 @@ export class KvIndex {
     return true;
   }
 
-  /** A number for a publisher. @throws KvError FULL when there are too many */
+  /** Publishers that are told apart. */
+  get sourceCount(): number {
+    return this.#sourceCount;
+  }
+
+  /** Publishers that there is room for beside those that there are. */
+  get freeSources(): number {
+    return this.#maxSources - this.#sourceCount;
+  }
+
+  /** A number for a publisher, the lowest that is free. @throws KvError CONFIG when there are too many */
   addSource(): number {
-    for (let source = 0; source < this.#maxSources; source++) {
-      if (this.#sources[source]) continue;
-      this.#sources[source] = true;
-      return source;
-    }
-    throw new KvError('CONFIG', `KV index: more than ${this.#maxSources} publishers; raise maxSources`);
+    if (this.freeSources === 0)
+      throw new KvError(
+        'CONFIG',
+        `KV index: ${this.#maxSources} publishers are told apart at most, and there are more`,
+      );
+    let source = 0;
+    while (this.#sources[source]) source++;
+    this.#chains.sets.admit(source);
+    this.#space.changed(0);
+    this.#sources[source] = true;
+    this.#sourceCount++;
+    return source;
   }
 
   /** The publisher is gone: nothing of it counts from now on, and its number may be given away again. O(sets). */
   removeSource(source: number): void {
     this.cleared(source);
+    if (this.#sources[source]) this.#sourceCount--;
     this.#sources[source] = false;
   }
 
@@ -145,6 +163,7 @@ export class KvIndex {
       this.#chains.change(record, remove);
       if (this.#chains.setOf(record) === empty) this.#chains.drop(record);
     }
+    this.#space.changed(keys.length / 2);
   }
 
   /** A prompt's blocks in their order, from the root or from a part before them on: what is known of them without an order gets one. */

@@ -5,21 +5,22 @@
  *
  *     set 17:  bits[source] = media of that source, a bit each    copies: (source, medium) → count, where it is above 1
  *
- * Bits of many sets lie in one slab: an array of its own for each would be two objects more that a match waits for.
- *
  * A source that goes is taken out of all sets in one pass over the sets, not over the blocks: a set that named it becomes
  * another name of the set without it (`resolve`). Set 0 is empty.
  */
 import { invariant } from '@kvtier/errors';
+import { SetRows } from './set-rows.ts';
 
 /** At most this many media per source: one bit each. */
 export const maxMedia = 8;
+/** At most this many sources: a set takes twice as many bytes as its row has room for, and all sets are gone through when a source goes. */
+export const mostSources = 4_096;
+/** Sources that there is room for from the first set on. */
+const firstWidth = 64;
 /** Copies of one block in one place that are told apart; an engine's pool without de-duplication has two or three. */
 const maxCopies = 255;
 /** What a set costs beside its bits: map of copies, map entry, name. */
 const setOverheadBytes = 400;
-/** Of one set at least. */
-const slabBytes = 16 * 1024;
 
 /** (source × maxMedia + medium) → copies, where there are several. */
 type Copies = ReadonlyMap<number, number>;
@@ -31,13 +32,11 @@ export class SourceSets {
   readonly #maxSources: number;
   /** Media, a bit each, on which a source may hold a block several times. */
   readonly #countedMedia: number;
-  /** Sets of a slab, as a power of two: how far a set's number is shifted for its slab's. */
-  readonly #slabShift: number;
-  readonly #slabMask: number;
-  readonly #slabs: Uint8Array[] = [];
+  /** Media of each source. */
+  readonly #rows: SetRows;
   readonly #copies: (Copies | undefined)[] = [];
   /** For the set that is looked for. */
-  readonly #scratch: Uint8Array;
+  #scratch: Uint8Array;
   readonly #names = new Map<string, number>();
   /** Where a set that named a source that has gone leads to; itself otherwise. */
   readonly #leadsTo: number[] = [];
@@ -51,12 +50,11 @@ export class SourceSets {
   #live = 0;
 
   constructor(maxSources: number, countedMedia: number) {
-    invariant(maxSources > 0 && maxSources <= 4096, 'source sets: 1 to 4096 sources');
+    invariant(maxSources > 0 && maxSources <= mostSources, `source sets: 1 to ${mostSources} sources`);
     this.#maxSources = maxSources;
     this.#countedMedia = countedMedia;
-    this.#slabShift = Math.max(Math.floor(Math.log2(slabBytes / maxSources)), 0);
-    this.#slabMask = (1 << this.#slabShift) - 1;
-    this.#scratch = new Uint8Array(maxSources);
+    this.#rows = new SetRows(Math.min(firstWidth, maxSources));
+    this.#scratch = new Uint8Array(this.#rows.width);
     this.#intern(singles);
   }
 
@@ -67,14 +65,30 @@ export class SourceSets {
 
   /** Memory of sets and of the steps between them. */
   get bytes(): number {
-    const slabs = this.#slabs.length * (this.#maxSources << this.#slabShift);
-    return slabs + this.#live * (this.#maxSources + setOverheadBytes) + (this.#more.size + this.#less.size) * 40;
+    const { bytes, width } = this.#rows;
+    return bytes + this.#live * (width + setOverheadBytes) + (this.#more.size + this.#less.size) * 40;
+  }
+
+  /** There is room for this source from now on. O(sets) where there was none. */
+  admit(source: number): void {
+    invariant(source < this.#maxSources, `source sets: at most ${this.#maxSources} sources`);
+    let { width } = this.#rows;
+    if (source < width) return;
+    while (width <= source) width *= 2;
+    this.#rows.widen(Math.min(width, this.#maxSources));
+    this.#scratch = new Uint8Array(this.#rows.width);
+    this.#more.clear();
+    this.#less.clear();
+    this.#names.clear();
+    for (const [id, copies] of this.#copies.entries())
+      if (copies !== undefined && this.#leadsTo[id] === id) this.#names.set(nameOf(this.bitsOf(id), copies), id);
   }
 
   /** The set that this number stands for now. */
   resolve(set: number): number {
     let at = set;
     while (this.#leadsTo[at] !== at) at = this.#leadsTo[at]!;
+    if (at !== set) this.#leadsTo[set] = at; // not step by step again: a thousand sources may go at once
     return at;
   }
 
@@ -84,11 +98,11 @@ export class SourceSets {
 
   /** Where the media of each source lie, by its number, from `firstOf` on. Not to be changed; `set` is resolved. */
   slabOf(set: number): Uint8Array {
-    return this.#slabs[set >>> this.#slabShift]!;
+    return this.#rows.slabOf(set);
   }
 
   firstOf(set: number): number {
-    return (set & this.#slabMask) * this.#maxSources;
+    return this.#rows.firstOf(set);
   }
 
   /** Media of one source. */
@@ -98,8 +112,7 @@ export class SourceSets {
 
   /** Media of each source, by its number. Not to be changed; `set` is resolved. */
   bitsOf(set: number): Uint8Array {
-    const first = this.firstOf(set);
-    return this.slabOf(set).subarray(first, first + this.#maxSources);
+    return this.#rows.of(set);
   }
 
   /** One copy more. */
@@ -128,6 +141,8 @@ export class SourceSets {
       this.#scratch.set(this.bitsOf(id));
       this.#scratch[source]! &= ~mask;
       this.#leadsTo[id] = this.#intern(copies);
+      this.#rows.remove(id);
+      this.#live--;
     }
     this.#more.clear();
     this.#less.clear();
@@ -146,12 +161,16 @@ export class SourceSets {
     for (let id = 1; id < this.#copies.length; id++) {
       const copies = this.#copies[id];
       if (copies === undefined || this.#seen[id] === this.#pass) continue;
-      if (this.#leadsTo[id] === id) this.#names.delete(nameOf(this.bitsOf(id), copies));
+      if (this.#leadsTo[id] === id) {
+        this.#names.delete(nameOf(this.bitsOf(id), copies));
+        this.#rows.remove(id);
+        this.#live--;
+      }
       this.#copies[id] = undefined;
       this.#leadsTo[id] = id;
       this.#free.push(id);
-      this.#live--;
     }
+    this.#rows.pack();
     this.#pass++;
     this.#more.clear();
     this.#less.clear();
@@ -159,7 +178,7 @@ export class SourceSets {
 
   #step(steps: Map<number, number>, set: number, source: number, medium: number, by: 1 | -1): number {
     const holder = source * maxMedia + medium;
-    const step = set * (this.#maxSources * maxMedia) + holder;
+    const step = set * (this.#rows.width * maxMedia) + holder;
     const known = steps.get(step);
     if (known !== undefined) {
       this.#seen[known] = this.#pass;
@@ -190,8 +209,7 @@ export class SourceSets {
       return known;
     }
     const id = this.#free.pop() ?? this.#copies.length;
-    this.#slabs[id >>> this.#slabShift] ??= new Uint8Array(this.#maxSources << this.#slabShift);
-    this.slabOf(id).set(this.#scratch, this.firstOf(id));
+    this.#rows.add(id, this.#scratch);
     this.#copies[id] = copies;
     this.#leadsTo[id] = id;
     this.#names.set(name, id);

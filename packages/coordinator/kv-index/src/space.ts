@@ -76,14 +76,25 @@ export class Space {
     if (this.#isDue) this.sweep(blocks * sweepStep);
     else if (this.#isFull(fullShare)) this.#evict();
     else if (this.#chains.restBytes > this.#collectAt) this.sweepAll();
-    while (this.#chains.restBytes > this.#maxRestBytes && this.#chains.table.count > 0)
-      if (!this.sweep()) this.#evict();
+    this.#keepRest();
+  }
+
+  /** So many blocks have other holders than before, or publishers are told apart that were not: sets are more, or larger. */
+  changed(blocks: number): void {
+    if (this.#isDue) this.sweep(blocks * sweepStep);
+    else if (this.#chains.restBytes > this.#collectAt) this.sweepAll();
+    this.#keepRest();
   }
 
   /** For one record more. */
   makeRoom(): void {
     const { table } = this.#chains;
     while (table.count >= table.maxRecords) if (!this.sweep(1024)) this.#evict();
+  }
+
+  #keepRest(): void {
+    while (this.#chains.restBytes > this.#maxRestBytes && this.#chains.table.count > 0)
+      if (!this.sweep()) this.#evict();
   }
 
   #isFull(share: number): boolean {

@@ -378,6 +378,29 @@ it('addresses that are none, or that are beyond loopback without TLS, are refuse
   ]);
 });
 
+it('one that is refused for its address is told of and counted once, whoever else comes and goes', async () => {
+  const bad = { name: 'y', address: '10.1.2.3:50051' };
+  const changes: string[] = [];
+  discovery.say(bad);
+  const told = lines.length;
+  fleet.onChange(() => changes.push(stateOf('y')));
+  await serve('a');
+  for (let i = 0; i < 3; i++) {
+    discovery.say(bad, recordOf('a'));
+    discovery.say({ ...bad, draining: true });
+  }
+  discovery.say(bad, recordOf('a'));
+  await until('a', 'ready');
+  expect([told, lines.filter((line) => line.startsWith('worker y')).length, fleet.counts.refused]).toEqual([1, 1, 1]);
+  expect(new Set(changes)).toEqual(new Set(['refused']));
+  // A worker of its name that can be reached has the name as soon as it is gone.
+  const y = { name: 'y', address: addressOf('a') };
+  discovery.say(bad, y);
+  expect(fleet.workers().flatMap((one) => one?.state ?? [])).toEqual(['refused', 'refused']);
+  discovery.say(y);
+  await until('y', 'ready');
+});
+
 it('a name may move to another address while who had it ends what it has', async () => {
   const old = await serve('old');
   old.script = () => {};

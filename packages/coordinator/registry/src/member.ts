@@ -145,15 +145,18 @@ export class Member implements Worker {
     this.#to('refused', why);
   }
 
+  /** Tried anew whenever members change: one that is refused for the same reason again is told and counted once. */
   open(open: (host: LinkHost) => Link): void {
-    this.#to('joining', undefined);
+    let link: Link;
     try {
-      this.#link = open(this.#linkHost());
+      link = open(this.#linkHost());
     } catch (error) {
       this.refuse((error as Error).message);
       return;
     }
-    this.#link.start();
+    this.#link = link;
+    this.#to('joining', undefined);
+    link.start();
   }
 
   async close(): Promise<void> {

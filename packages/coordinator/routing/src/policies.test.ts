@@ -175,6 +175,15 @@ describe('policies', () => {
     expect(policy.choose(request(3, 4), [worker({ usedBlocks: 999, waiting: 1 }), worker()], 0, half)).toBe(1);
   });
 
+  it('scores weigh prefix and queue where pods do not tell how many blocks they have', () => {
+    const untold = (waiting: number): WorkerState => worker({ totalBlocks: 0, waiting });
+    const policy = policies.scored();
+    expect(policy.choose(request(3, 4), [untold(5), untold(0)], 0, half)).toBe(1);
+    policy.sent!(request(3, 4), 1, 0);
+    expect(policy.choose(request(3, 4), [untold(0), untold(0)], 0, half)).toBe(1);
+    expect(policy.choose(request(9, 4), [worker({ usedBlocks: 500 }), untold(0)], 0, half)).toBe(1);
+  });
+
   it('overlap cost credits media by their weight', () => {
     const workers = [
       worker({ match: match(4, 1), usedBlocks: 2 }),

@@ -68,3 +68,10 @@ it('forgets of the worker with most blocks when all together have more than fit'
   expect(memory.match(keys(1000, maxBlocks + 50), [2])).toEqual([memory.size(2)]);
   expect(memory.bytes).toBeLessThanOrEqual(maxBytes);
 });
+
+it('knows as many workers as there may be at a time, those included that leave', () => {
+  const memory = new PrefixMemory({ maxBytes: 2 ** 25, maxBlocksPerWorker: 100, ttlMs: Number.POSITIVE_INFINITY });
+  const all = Array.from({ length: 2_048 }, (_, worker) => worker);
+  memory.sent(keys(1, 10), 2_047, 0);
+  expect(memory.match(keys(1, 10), all)).toEqual(all.map((worker) => (worker === 2_047 ? 10 : 0)));
+});

@@ -33,7 +33,7 @@ export class PrefixMemory {
 
   constructor(options: PrefixMemoryOptions) {
     this.#options = options;
-    this.#index = new KvIndex({ maxBytes: options.maxBytes / 2, maxSources: 1024 });
+    this.#index = new KvIndex({ maxBytes: options.maxBytes / 2 });
     this.#maxBlocks = Math.floor(options.maxBytes / 2 / orderBytes);
   }
 

@@ -23,9 +23,12 @@ function rig({ hasher, maxBlocks = 1_000 }: { hasher?: ChainHasher; maxBlocks?: 
   const renaming = hasher && { hasher, budget: new NamesBudget(1 << 20) };
   const listing = new EngineListing({ index, blockTokens, maxBlocks, renaming, lies });
   const decoder = new PackedDecoder({ tokens: hasher !== undefined });
-  const say = (events: readonly KvEvent[], rank = 0, encoding: 'map' | 'array' = 'map'): void => {
+  const say = (events: readonly KvEvent[], rank = 0, encoding: 'map' | 'array' = 'map'): boolean => {
     const batch = decoder.decode(encodeBatch({ ts: 1, events, dataParallelRank: rank }, { encoding }));
-    for (const _ of listing.apply({ kind: 'batch', seq: 0, topic: '', batch }));
+    const work = listing.apply({ kind: 'batch', seq: 0, topic: '', batch });
+    let step = work.next();
+    while (step.done !== true) step = work.next();
+    return step.value;
   };
   const holds = (hash: bigint): { rank: number; medium: number }[] => {
     const held = index.holdersOf(Number(BigInt.asIntN(32, hash)), Number(BigInt.asIntN(32, hash >> 32n)));
@@ -139,6 +142,19 @@ describe('what an engine says of its blocks', () => {
     expect([blocks(), lies.parent]).toEqual([3, 1]);
     say([removed([7n])]);
     expect(blocks()).toBe(1);
+  });
+
+  it('says when its sources are others than before, also where one goes and one comes in a batch', () => {
+    const { say, lies } = rig({ hasher: new ChainHasher({ algorithm: 'sha256_cbor', blockTokens }), maxBlocks: 4 });
+    const chain = (first: bigint, blocks: number): KvEvent =>
+      stored(
+        Array.from({ length: blocks }, (_, i) => first + BigInt(i)),
+        { tokenIds: Array.from({ length: blocks * blockTokens }, (_, i) => Number(first) + i) },
+      );
+    expect([say([chain(1n, 2)]), say([chain(10n, 1)])]).toEqual([true, false]);
+    expect(say([chain(20n, 3), chain(30n, 2)])).toBe(true);
+    expect(lies.too_many_blocks).toBe(1);
+    expect([say([chain(40n, 1)]), say([{ type: 'AllBlocksCleared' }])]).toEqual([false, false]);
   });
 
   it('what cannot be is ignored, counted, and told in one line', () => {

@@ -47,6 +47,8 @@ export class EngineListing {
   readonly #names: HashNames | undefined;
   /** Names were refused since all was void last. */
   #isCut = false;
+  /** How often a part came, or all went. */
+  #changes = 0;
 
   constructor(options: EngineListingOptions) {
     this.#options = options;
@@ -66,6 +68,17 @@ export class EngineListing {
     return [...ranks.values()];
   }
 
+  /** Some rank holds all of these blocks: it has nothing to tell of a request with them. */
+  holds(keys: Keys): boolean {
+    const { index } = this.#options;
+    return this.ranks().some((groups) => {
+      const targets = groups
+        .flatMap((part) => (part?.window.tokens === undefined ? (part ?? []) : []))
+        .map(({ source }) => ({ sources: [source] }));
+      return targets.length > 0 && index.match(keys, targets).every(({ blocks }) => blocks === keys.length / 2);
+    });
+  }
+
   /** One item of its stream. Goes on with each `next`, some thousand blocks at a time. True: there is a source more, or one less. */
   *apply(item: StreamItem<PackedBatch>): Generator<void, boolean> {
     if (item.kind !== 'batch') return this.forget();
@@ -74,7 +87,7 @@ export class EngineListing {
       this.#options.lies.tell('rank', () => `data-parallel rank ${rank}; at most ${maxRanks - 1}`);
       return false;
     }
-    const before = this.#parts.size;
+    const before = this.#changes;
     let done = 0;
     for (const event of eventsIn(item.batch)) {
       for (const slice of this.#event(rank, event)) {
@@ -84,7 +97,7 @@ export class EngineListing {
         yield;
       }
     }
-    return this.#parts.size !== before;
+    return this.#changes !== before;
   }
 
   /** All that it said is void. Returns whether it had said anything. */
@@ -92,8 +105,8 @@ export class EngineListing {
     const had = this.#parts.size > 0;
     for (const part of this.#parts.values()) part.close();
     this.#parts.clear();
-    this.#names?.clear();
-    this.#isCut = false;
+    this.#forgetNames();
+    if (had) this.#changes++;
     return had;
   }
 
@@ -107,6 +120,8 @@ export class EngineListing {
     if (event.type === recordType.reused) return; // a copy more would outlive the block
     if (event.type === recordType.cleared) {
       for (const [place, part] of this.#parts) if (Math.floor(place / maxGroups) === rank) part.cleared(medium);
+      // Nobody says one by one that what was named is gone.
+      if ([...this.#parts.values()].every(({ isEmpty }) => isEmpty)) this.#forgetNames();
       yield 1;
       return;
     }
@@ -145,6 +160,7 @@ export class EngineListing {
       }
       part = new Part(index, maxBlocks);
       this.#parts.set(place, part);
+      this.#changes++;
     }
     if (event.kind !== undefined) part.window = { tokens: windowOf(event) };
     return part;
@@ -170,8 +186,7 @@ export class EngineListing {
       const parent: Parent = !isOrdered || (this.#names && !isRenamed) ? 'unknown' : (named.parent ?? 'root');
       if (!part.stored(medium, named.keys, parent)) {
         this.#options.lies.tell('too_many_blocks', () => `more than ${this.#options.maxBlocks} blocks`);
-        this.#names?.clear();
-        this.#isCut = false;
+        this.#forgetNames();
         return;
       }
       before = slice.subarray(slice.length - 2);
@@ -238,6 +253,11 @@ export class EngineListing {
     if (block === 0) return undefined;
     const named = keysOfHashes(hashes.subarray(0, block * hashBytes), hashBytes);
     return { keys: named, parent: before && keysOfHashes(before, hashBytes) };
+  }
+
+  #forgetNames(): void {
+    this.#names?.clear();
+    this.#isCut = false;
   }
 
   #leaveOut(blocks: number): void {

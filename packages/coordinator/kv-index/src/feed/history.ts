@@ -20,8 +20,12 @@ export class History {
   #youngBlocks = 0;
   #sinceMs: number;
 
-  /** KvError CONFIG: the index has no source left. */
-  constructor(index: KvIndex, options: HistoryOptions, nowMs: number) {
+  /** undefined: there are too many publishers, and the index has no room to tell this one from others. */
+  static begin(index: KvIndex, options: HistoryOptions, nowMs: number): History | undefined {
+    return index.freeSources < 2 ? undefined : new History(index, options, nowMs);
+  }
+
+  private constructor(index: KvIndex, options: HistoryOptions, nowMs: number) {
     this.#index = index;
     this.#options = options;
     this.#young = index.addSource();

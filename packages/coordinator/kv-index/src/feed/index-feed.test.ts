@@ -121,6 +121,35 @@ describe('what a worker has at hand', () => {
   });
 });
 
+describe('of shared tiers', () => {
+  it('another node is believed when the one that was is heard no more, though it is listed', async () => {
+    const prompt = promptOf(11, 3);
+    const tier = { parentBlockHash: null, tokenIds: [], blockSize: 0, medium: 'S3' };
+    const [n, m] = [await publish('n'), await publish('m')];
+    const held = new Set<number>(); // m tells nothing before n does
+    const tell = (at: number): KvEvent => stored(prompt, at, at + 1, tier);
+    m.tellSnapshots(() => [{ events: [...held].map(tell), subtopic: `@${namespace}` }]);
+    const feed = open();
+    feed.follow([worker(0, { node: node('n') }), worker(1, { node: node('m') })]);
+    n.publish([tell(0), tell(1)], `@${namespace}`);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [0])).toEqual([2]), wait);
+    for (const at of [0, 1]) held.add(at);
+    m.publish([tell(0), tell(1)], `@${namespace}`);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [0, 1])).toEqual([2, 2]), wait);
+    await stop(n);
+    held.delete(1);
+    m.publish([{ type: 'BlockRemoved', blockHashes: [prompt.hashes[1]!], medium: 'S3' }], `@${namespace}`);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [0, 1])).toEqual([0, 1]), wait);
+    for (const at of [1, 2]) held.add(at);
+    m.publish([tell(1), tell(2)], `@${namespace}`);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [1])).toEqual([3]), wait);
+    // Who is back has the tier at hand, by what the other one tells.
+    const again = await publish('n');
+    again.publish([tell(0)], `@${namespace}`);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [0, 1])).toEqual([3, 3]), wait);
+  });
+});
+
 describe('a router that comes late', () => {
   it('learns all that engine and node hold, although they say nothing any more', async () => {
     const prompt = promptOf(2, 6);
@@ -219,6 +248,51 @@ describe('where events cannot be relied on', () => {
     expect(lines[0]).toBe(
       `worker w0: publishes no KV events; ${guessed}; let it, and say where in its record (\`events\`)`,
     );
+  });
+
+  it('is guessed of as many workers as there can be; of more, one line says that they are credited with nothing', async () => {
+    let now = 1_000;
+    const feed = open({ now: () => now });
+    const all = Array.from({ length: 2_100 }, (_, number) => worker(number, { events: null }));
+    const prompt = promptOf(10, 4);
+    const short = (): string[] => warnings.filter((line) => line.includes('credited with nothing'));
+    feed.follow(all.slice(0, 1_024));
+    for (const number of [0, 300, 1_023]) feed.sent(number, prompt.keys);
+    expect(blocksOf(prompt.keys, [0, 1, 300, 1_023])).toEqual([4, 0, 4, 4]);
+    // A look of its own.
+    now += 1;
+    await new Promise((resolve) => setTimeout(resolve, 300));
+    expect(short()).toEqual([]);
+    for (let i = 0; i < 2; i++) feed.follow(all);
+    feed.sent(2_099, prompt.keys);
+    expect(blocksOf(prompt.keys, [0, 2_099])).toEqual([4, 0]);
+    const room = '4096 publishers are told apart, and no more can be; let more workers publish KV events';
+    expect(short()).toEqual([`52 workers are credited with nothing: ${room}`]);
+    // Room that comes is theirs.
+    feed.follow(all.slice(100));
+    feed.sent(2_099, prompt.keys);
+    expect(blocksOf(prompt.keys, [0, 2_099])).toEqual([0, 4]);
+  });
+
+  it('is not thought of one that is sent what it holds, and so has nothing to tell; of one that is sent what it does not', async () => {
+    let now = 1_000;
+    const a = await publish('w0');
+    const feed = open({ now: () => now });
+    const [held, other] = [promptOf(12, 4), promptOf(13, 4)];
+    const why = (): string | undefined => {
+      feed.follow([worker(0)]); // looks at once
+      return feed.state().workers[0]!.why;
+    };
+    why();
+    a.publish([stored(held)]);
+    await vi.waitFor(() => expect([blocksOf(held.keys, [0]), why()]).toEqual([[4], undefined]), wait);
+    now += 1;
+    for (let i = 0; i < 20; i++) feed.sent(0, held.keys);
+    now += 11;
+    expect(why()).toBeUndefined();
+    for (let i = 0; i < 8; i++) feed.sent(0, i % 2 === 0 ? other.keys : promptOf(12, 5).keys);
+    now += 11;
+    expect(why()).toMatch(/^no KV event although it was sent 8 requests/);
   });
 
   it('a worker that starts again, or leaves, holds nothing of what it said', async () => {

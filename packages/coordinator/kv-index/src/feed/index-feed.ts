@@ -74,7 +74,6 @@ export interface FeedState {
   readonly totals: FeedTotals;
 }
 
-const maxSources = 512;
 /** Of the bytes where blocks are translated: a name takes 50 to 60, and the index 32 for each block that several workers may hold. */
 const namesShare = 5 / 8;
 const tickMs = 250;
@@ -112,13 +111,13 @@ export class IndexFeed {
     this.#names = new NamesBudget(names);
     this.#subscribe = options.subscribe ?? subscribeWith(options.access ?? { curve: undefined, trustedNetwork: false });
     // Only an engine's pool holds a block several times; tiers may be told of one twice, and hold it once.
-    this.#index = new KvIndex({ maxBytes, maxSources, countedMedia: 1 << mediumNumbers.gpu });
+    this.#index = new KvIndex({ maxBytes, countedMedia: 1 << mediumNumbers.gpu });
     this.#hasher = new ChainHasher({ algorithm: hashAlgorithm, blockTokens, rootSeed });
     this.#shared = new SharedBlocks(this.#index, this.#mostBlocks, this.#changed);
     this.#questions = new Questions(this.#workers, this.#nodes, this.#shared, blockTokens);
     this.#learning = new Learning(this.#index, this.#turns);
     this.#reliance = new Reliance({
-      ...{ index: this.#index, logger: options.logger, guessMs: options.guessMs },
+      ...{ index: this.#index, shared: this.#shared, logger: options.logger, guessMs: options.guessMs },
       ...{ nowS: () => this.#nowS(), onChange: this.#changed },
     });
     this.#timer = setInterval(() => this.#tick(), tickMs).unref();
@@ -192,7 +191,7 @@ export class IndexFeed {
     const entry = this.#workers.get(number);
     if (entry === undefined || keys.length === 0) return;
     if (entry.history !== undefined) entry.history.sent(keys, this.#nowS() * 1_000);
-    else this.#reliance.sent(entry);
+    else this.#reliance.sent(entry, keys);
   }
 
   state(): FeedState {

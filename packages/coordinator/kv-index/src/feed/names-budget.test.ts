@@ -63,7 +63,7 @@ function rig() {
 }
 
 const step = fc.record({
-  kind: fc.constantFrom('more', 'more', 'more', 'less', 'forget'),
+  kind: fc.constantFrom('more', 'more', 'more', 'less', 'forget', 'reset'),
   ...{ worker: fc.nat(workers - 1), chain: fc.nat(chains - 1), blocks: fc.integer({ min: 1, max: chainBlocks }) },
 });
 
@@ -79,6 +79,9 @@ it('never more than the budget, never more held than is, all given back in the e
         if (kind === 'forget') {
           listing.forget();
           truth[worker]!.fill(0);
+        } else if (kind === 'reset') {
+          say({ type: 'AllBlocksCleared' });
+          truth[worker]!.fill(0);
         } else if (kind === 'more') {
           const to = Math.min(chainBlocks, before + blocks);
           const parent = before === 0 ? null : hashes[before - 1]!;
@@ -93,7 +96,10 @@ it('never more than the budget, never more held than is, all given back in the e
         expect(index.stats().bytes).toBeLessThanOrEqual(indexBytes);
         expect(held(worker, chain)).toBeLessThanOrEqual(truth[worker]![chain]!);
       }
-      for (const { listing } of tellers) listing.forget();
+      for (const [number, { listing, say }] of tellers.entries()) {
+        if (number % 2 === 0) listing.forget();
+        else say({ type: 'AllBlocksCleared' });
+      }
       expect(budget.bytes).toBe(0);
     }),
     { numRuns: 20 },

@@ -48,6 +48,11 @@ export class Part {
     else this.#blocks[medium] = 0;
   }
 
+  /** It holds nothing, on no medium. */
+  get isEmpty(): boolean {
+    return this.#blocks.every((blocks) => blocks === 0);
+  }
+
   close(): void {
     this.#index.removeSource(this.source);
   }

@@ -100,7 +100,7 @@ export class Questions {
   }
 
   #viewOf(entry: WorkerEntry): WorkerView {
-    const { listing, history, node } = entry;
+    const { listing, history, node, why } = entry;
     const namespaces = this.#namespacesOf(entry);
     const beside = (group: number): readonly number[] => {
       const namespace = namespaces[group];
@@ -108,7 +108,7 @@ export class Questions {
       const own = node.listing?.partOf(namespace);
       return [...(own ? [own] : []), ...this.#shared.partsOf(node.teller, namespace)].map(({ source }) => source);
     };
-    const guessed = history?.sources;
+    const guessed = why === undefined ? undefined : (history?.sources ?? []);
     const ranks = guessed === undefined && listing !== undefined ? listing.ranks() : [];
     const groupCount = Math.max(1, namespaces.length, ...ranks.map((groups) => groups.length));
     return (ranks.length > 0 ? ranks : [[]]).map((parts) =>

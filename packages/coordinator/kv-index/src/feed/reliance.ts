@@ -2,14 +2,16 @@
  * Whose events can be relied on. A worker whose events cannot is credited with what it was sent; a node whose events cannot, with
  * nothing. Each change is told in one line, which is a warning unless the publisher has just been seen for the first time.
  */
-import type { KvIndex } from '../kv-index.ts';
+import type { Keys, KvIndex } from '../kv-index.ts';
 import type { NodeEntry, WorkerEntry } from './followed.ts';
 import type { FollowedStream, Problem } from './followed-stream.ts';
 import { History } from './history.ts';
 import type { FeedLog } from './lies.ts';
+import type { SharedBlocks, Teller } from './shared-blocks.ts';
 
 export interface RelianceOptions {
   readonly index: KvIndex;
+  readonly shared: SharedBlocks;
   readonly logger: FeedLog;
   /** How long what was sent stands for what is held, where nothing tells. */
   readonly guessMs: number | undefined;
@@ -35,6 +37,8 @@ const unpublished: Problem = {
 
 export class Reliance {
   readonly #options: RelianceOptions;
+  /** There is no room to guess what some workers hold, and that was told. */
+  #isShort = false;
 
   constructor(options: RelianceOptions) {
     this.#options = options;
@@ -42,11 +46,17 @@ export class Reliance {
 
   /** Who can be relied on now. */
   look(nodes: Iterable<NodeEntry>, workers: Iterable<WorkerEntry>): void {
-    const { index, guessMs = defaultGuessMs, nowS } = this.#options;
+    const { index, shared, guessMs = defaultGuessMs, nowS, onChange } = this.#options;
+    let unguessed = 0;
+    const trusted: Teller[] = [];
+    const doubted: Teller[] = [];
     for (const entry of nodes) {
       const why = entry.stream === undefined ? unpublished : problemOf(entry.stream);
+      const wasTrusted = entry.why === undefined;
       this.#say(`cache node ${entry.record.name}`, entry, why, 'nothing of it is counted');
+      if (wasTrusted !== (why === undefined)) (wasTrusted ? doubted : trusted).push(entry.teller);
     }
+    if (trusted.length + doubted.length > 0) shared.judged(trusted, doubted);
     for (const entry of workers) {
       const why = this.#whyGuessed(entry);
       this.#say(`worker ${entry.followed.record.name}`, entry, why, 'what it holds is guessed from what it was sent');
@@ -55,14 +65,27 @@ export class Reliance {
         entry.history = undefined;
       } else if (entry.history === undefined) {
         const options = { maxBlocks: entry.followed.totalBlocks || unknownBlocks, ttlMs: guessMs };
-        entry.history = new History(index, options, nowS() * 1_000);
+        entry.history = History.begin(index, options, nowS() * 1_000);
+        if (entry.history === undefined) unguessed++;
+        else onChange();
       }
     }
+    this.#sayUnguessed(unguessed);
   }
 
-  /** A request with these blocks went to this worker: its events owe something. */
-  sent(entry: WorkerEntry): void {
+  /** A request with these blocks went to this worker: its events owe something, unless it holds them all. Of hits nobody tells. */
+  sent(entry: WorkerEntry, keys: Keys): void {
+    if (entry.listing?.holds(keys) === true) return;
     if (entry.owed++ === 0) entry.owedSinceS = this.#options.nowS();
+  }
+
+  #sayUnguessed(workers: number): void {
+    if (workers > 0 && !this.#isShort) {
+      const room = `${this.#options.index.sourceCount} publishers are told apart, and no more can be`;
+      const remedy = 'let more workers publish KV events';
+      this.#options.logger.warn({ workers }, `${workers} workers are credited with nothing: ${room}; ${remedy}`);
+    }
+    this.#isShort = workers > 0;
   }
 
   #whyGuessed(entry: WorkerEntry): Problem | undefined {

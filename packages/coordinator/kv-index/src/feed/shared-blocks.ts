@@ -1,7 +1,7 @@
 /**
  * What lies in shared tiers (Redis, S3): one copy for the whole cluster, so one source for each namespace and medium, whoever tells of it. All nodes
  * tell the same; one of them is believed, the first that told, and the next one takes its place, from its snapshot on, when that
- * one is lost: then nothing is counted twice, and nothing stays that nobody watches.
+ * one is lost or its events cannot be relied on: then nothing is counted twice, and nothing stays that nobody watches.
  */
 import { recordType } from '@kvtier/events';
 import type { KvIndex } from '../kv-index.ts';
@@ -29,6 +29,8 @@ export class SharedBlocks {
   readonly #index: KvIndex;
   readonly #maxBlocks: number;
   readonly #media = new Map<number, Medium>();
+  /** Whose events cannot be relied on now. Weak: who leaves may do so without a word. */
+  readonly #doubted = new WeakSet<Teller>();
   readonly #onChange: () => void;
 
   constructor(index: KvIndex, maxBlocks: number, onChange: () => void) {
@@ -64,6 +66,7 @@ export class SharedBlocks {
     if (event.type === recordType.stored && !medium.told.has(teller)) {
       medium.told.add(teller);
       medium.teller ??= teller;
+      this.#review(medium);
       this.#onChange();
     }
     if (medium.teller !== teller) return;
@@ -86,6 +89,13 @@ export class SharedBlocks {
     for (const medium of this.#media.values()) if (medium.teller === teller) this.#empty(medium);
   }
 
+  /** Whose events can be relied on from now on, and whose cannot: what these said may be true no more, and nobody would say so. */
+  judged(trusted: readonly Teller[], doubted: readonly Teller[]): void {
+    for (const teller of trusted) this.#doubted.delete(teller);
+    for (const teller of doubted) this.#doubted.add(teller);
+    for (const medium of this.#media.values()) this.#review(medium);
+  }
+
   /** This node tells nothing any more. */
   left(teller: Teller): void {
     for (const medium of this.#media.values()) this.#lose(medium, teller);
@@ -93,11 +103,25 @@ export class SharedBlocks {
 
   #lose(medium: Medium, teller: Teller): void {
     if (medium.told.delete(teller)) this.#onChange();
-    if (medium.teller !== teller) return;
+    if (medium.teller === teller) this.#believe(medium, this.#nextOf(medium) ?? [...medium.told][0]);
+  }
+
+  /** Another one is believed where the one that is cannot be relied on, and there is one that can. */
+  #review(medium: Medium): void {
+    if (medium.teller === undefined || !this.#doubted.has(medium.teller)) return;
+    const next = this.#nextOf(medium);
+    if (next !== undefined) this.#believe(medium, next);
+  }
+
+  #nextOf({ told }: Medium): Teller | undefined {
+    return [...told].find((teller) => !this.#doubted.has(teller));
+  }
+
+  #believe(medium: Medium, teller: Teller | undefined): void {
     this.#empty(medium);
-    [medium.teller] = medium.told;
+    medium.teller = teller;
     // It told of changes only since it began: now all is wanted of it.
-    medium.teller?.resync();
+    teller?.resync();
   }
 
   #empty(medium: Medium): void {

@@ -197,6 +197,21 @@ describe('EndpointSlices', () => {
     ]);
   });
 
+  it('of two families, the pod’s primary address, whichever slice comes last; without it, always the same', () => {
+    const four = slice([{ pod: 'a', host: '10.1.0.1' }], [8000], 'four');
+    const six = slice([{ pod: 'a', host: 'fd00::1' }], [8000], 'six');
+    const addressesOf = (one: Pod): string[] =>
+      [
+        [four, six],
+        [six, four],
+      ].flatMap((slices) => membersOf([one], slices, rules).workers.map(({ address }) => address));
+    expect(addressesOf(pod('a', { ip: '10.1.0.1' }))).toEqual(Array(2).fill('http://10.1.0.1:8000'));
+    expect(addressesOf(pod('a', { ip: 'fd00::1' }))).toEqual(Array(2).fill('http://[fd00::1]:8000'));
+    expect(addressesOf(pod('a', { ip: '10.1.0.9' }))).toEqual(Array(2).fill('http://10.1.0.1:8000'));
+    // A Service of one family: what it says.
+    expect(states([pod('a', { ip: '10.1.0.1' })], [six]).workers).toEqual(['a http://[fd00::1]:8000 false']);
+  });
+
   it('with several ports, those that are configured', () => {
     expect(states([pod('a')], [slice([{ pod: 'a', host: '10.1.0.1' }], [9090, 8000])]).workers).toHaveLength(1);
     expect(states([pod('a')], [slice([{ pod: 'a', host: '10.1.0.1' }], [9090, 9091])])).toEqual({

@@ -86,13 +86,19 @@ function placesOf(
       const other = places.get(name);
       const isReady = endpoint.isReady && !(pod?.isTerminating ?? false);
       places.set(name, {
-        ...{ name, host: endpoint.host, pod },
+        ...{ name, host: hostOf(pod, endpoint.host, other?.host), pod },
         isReady: isReady || (other?.isReady ?? false),
         ports: [...new Set([...(other?.ports ?? []), ...ports])].sort((a, b) => a - b),
       });
     }
   }
   return [...places.values()];
+}
+
+/** Of a pod with addresses of both families, each in a slice of its own: its primary one, where it is among them; in whatever order they come. */
+function hostOf(pod: Pod | undefined, host: string, other = host): string {
+  if (pod?.ip === host || pod?.ip === other) return pod.ip;
+  return host < other ? host : other;
 }
 
 function add(found: FoundMembers, place: Place, rules: MemberRules): void {

@@ -32,10 +32,10 @@ export class Scored implements Policy {
     const blocks = Math.max(request.keys.length / 2, 1);
     const score = (i: number): number => {
       const { usedBlocks, totalBlocks } = workers[numbers[i]!]!;
+      // A pod may not tell how many it has.
+      const free = totalBlocks > 0 ? 1 - usedBlocks / totalBlocks : 1;
       const queue = most === least ? 1 : (most - queues[i]!) / (most - least);
-      return (
-        weights.prefix * (matched[i]! / blocks) + weights.pool * (1 - usedBlocks / totalBlocks) + weights.queue * queue
-      );
+      return weights.prefix * (matched[i]! / blocks) + weights.pool * free + weights.queue * queue;
     };
     return numbers[leastBy([...numbers.keys()], random, (i) => -score(i))]!;
   }
