@@ -225,8 +225,9 @@ std::shared_ptr<Job> Client::FindLocked(int64_t number) {
 }
 
 bool Client::Wait(int64_t number, int64_t wait_us) {
+  std::shared_ptr<Job> job;  // as in `Take`
   std::unique_lock lock(mutex_);
-  const std::shared_ptr<Job> job = FindLocked(number);
+  job = FindLocked(number);
   if (wait_us > 0) ended_.wait_until(lock, After(wait_us), [&] { return job->ended; });
   return job->ended;
 }

@@ -48,20 +48,25 @@ int64_t Client::Map(const std::string& path, uint64_t bytes, uint64_t id, uint64
 }
 
 bool Client::Unmap(int64_t number) {
-  const std::lock_guard lock(mutex_);
-  const auto found = arenas_.find(number);
-  if (found == arenas_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no arena " + std::to_string(number) + " is mapped");
-  const std::weak_ptr<MappedArena> left = found->second;
-  if (!found->second->devices.empty()) {
-    for (const auto& [device, arena] : found->second->devices) arena->Leave();
-    std::erase_if(to_pin_, [&](const auto& waits) { return std::ranges::any_of(found->second->devices, [&](const auto& one) { return one.second == waits; }); });
-    retired_.push_back(found->second);
-    pins_.notify_all();
+  std::weak_ptr<MappedArena> left;
+  {
+    // What this reference unmaps, if no job has it, takes its time: after the lock, which every poll of a copy takes.
+    std::shared_ptr<MappedArena> mapped;
+    const std::lock_guard lock(mutex_);
+    const auto found = arenas_.find(number);
+    if (found == arenas_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no arena " + std::to_string(number) + " is mapped");
+    if (!found->second->devices.empty()) {
+      for (const auto& [device, arena] : found->second->devices) arena->Leave();
+      std::erase_if(to_pin_, [&](const auto& waits) { return std::ranges::any_of(found->second->devices, [&](const auto& one) { return one.second == waits; }); });
+      retired_.push_back(found->second);
+      pins_.notify_all();
+    }
+    mapped = std::move(found->second);
+    arenas_.erase(found);
+    left = mapped;
+    if (mapped.use_count() > 1) leaving_.push_back(left);
   }
-  arenas_.erase(found);  // unmapped now, if no job has it
-  if (left.expired()) return true;
-  leaving_.push_back(left);
-  return false;
+  return left.expired();
 }
 
 int64_t Client::AddLayout(std::span<const kvtier_part> parts, uint64_t blocks, int device) {

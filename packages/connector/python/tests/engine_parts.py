@@ -112,6 +112,15 @@ class Pool:
             out.append(number)
         return out
 
+    def reset_prefix_cache(self) -> bool:
+        """Only where nobody has a block."""
+        if len(self.free) != len(self.blocks) - 1:
+            return False
+        self.cached.clear()
+        for block in self.blocks:
+            block.block_hash = None
+        return True
+
     def name(self, number: int, key: tuple[int, bytes]) -> None:
         if self.caching and number and key not in self.cached:
             self.cached[key] = number

@@ -166,7 +166,8 @@ def extra_config(socket: str, zero_copy: bool = True, **more: Any) -> dict[str, 
 
 
 class Engine:
-    """One rank."""
+    """One rank, and a process: SGLang makes a host pool once in each. With the pool of another one it is the same process, whose backend
+    was attached again."""
 
     def __init__(self, socket: str, pool: Pool | None = None, rank: int = 0, ranks: int = 1, mla: bool = False, **options: Any) -> None:
         self.pool = pool or Pool(64)

@@ -4,6 +4,7 @@ unlike the others."""
 from __future__ import annotations
 
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from rig import until
 from engine_case import EngineCase, prompts
 from engine_memory import Tensor
 from engine_parts import GroupShape, Shape
+from engine_play import Engine
 from kvtier import leases
+from kvtier.copies import Job
 from kvtier.vllm import identity
 from kvtier.vllm import options as options_module
 from kvtier.vllm.guard import Troubles
 from kvtier.vllm.messages import KvtierMetadata
+from kvtier.vllm.store_jobs import StoreJobs
 from kvtier.vllm.storing import Stores
 from kvtier.vllm.worker import WorkerHalf
 
@@ -310,6 +314,76 @@ class Claims(EngineCase):
             engine.add(f"{more}", prompts(1)[0], **more)
             self.assertEqual(engine.connector._scheduler._requests[f"{more}"].tokens is not None, tells, more)
         engine.run()
+
+
+class Resets(EngineCase):
+    """The engine resets its prefix cache, or sleeps, and takes no step more."""
+
+    def stopped(self, shape: Shape) -> tuple[Engine, list[list[int]]]:
+        """Right after its last request: blocks are offered, and others copied, which was not told."""
+        engine = self.play(self.shared(), shape)
+        with mock.patch.object(StoreJobs, "poll"):
+            for number, text in enumerate(prompts(3)):
+                engine.add(f"last-{number}", text, 9)
+            stores = engine.connector._scheduler._stores
+            while engine.requests:
+                asked = [part.reservation for offer in stores._offers.values() for part in offer.parts]
+                until("the node has answered", lambda asked=asked: all(one.done for one in asked))
+                engine.step()
+        self.assertEqual({offer.planned for offer in stores._offers.values()}, {False, True})
+        self.assertFalse(engine.all_free())
+        return engine, [engine.done[f"last-{number}"].output_tokens() for number in range(3)]
+
+    def spoil(self, engine: Engine) -> None:
+        """Whatever was in its blocks is somebody else's."""
+        for layers in engine.workers[0].groups:
+            for layer in layers.values():
+                for block in range(1, engine.shape.blocks):
+                    layer.poison(block)
+
+    def test_what_was_copied_is_let_go_at_once(self) -> None:
+        both = [GroupShape(), GroupShape("window", window=9)]
+        for shape in map(self.own, (Shape(step_tokens=24), Shape(both, blocks=160, step_tokens=24))):
+            wanted = self.serve(self.alone(shape), prompts(3), 9)
+            engine, tokens = self.stopped(shape)
+            self.assertTrue(engine.pool.reset_prefix_cache())
+            self.assertTrue(engine.all_free())
+            self.spoil(engine)
+            self.assertEqual(tokens, wanted)
+            engine.run()
+            self.check(engine)
+            self.assertGreater(self.stored(engine), 0)
+            self.no_leases(engine)
+            self.assertEqual(engine.connector._scheduler._stores.holder.held, 0)
+            second = self.play(self.shared(), shape)
+            until("what was copied is held", lambda: any(self.held(second, one) for one in engine.done.values()))
+            self.assertEqual(self.serve(second, prompts(3), 9), wanted)
+            self.assertEqual(self.serve(engine, prompts(3), 9), wanted)
+
+    def test_what_may_still_be_copied_stays_held(self) -> None:
+        """Workers of other processes cannot be asked; and a copy that does not end is not waited for any longer than it may be."""
+        for elsewhere in (True, False):
+            engine, _ = self.stopped(self.own(Shape(step_tokens=24)))
+            resets = engine.connector._scheduler._resets
+            places, began = resets._places, time.monotonic()
+            if elsewhere:
+                resets._places = {rank: "elsewhere" for rank in places}
+            with mock.patch.object(Job, "ended", return_value=False), mock.patch("kvtier.vllm.resets.WAIT_S", 0.2):
+                self.assertFalse(engine.pool.reset_prefix_cache())
+            self.assertLess(time.monotonic() - began, 5)
+            stores = engine.connector._scheduler._stores
+            self.assertEqual({offer.planned for offer in stores._offers.values()}, {True})
+            self.assertGreater(stores.holder.held, 0)
+            engine.run()
+            self.check(engine)
+            self.assertTrue(engine.pool.reset_prefix_cache())
+
+    def test_nothing_is_raised_into_the_engine(self) -> None:
+        engine, _ = self.stopped(self.own(Shape(step_tokens=24)))
+        with mock.patch.object(Stores, "drop_unplanned", side_effect=RuntimeError("on purpose")), mock.patch("logging.Logger.error"):
+            self.assertFalse(engine.pool.reset_prefix_cache())
+        self.assertEqual(engine.connector.troubles.count, 1)
+        self.assertTrue(engine.pool.reset_prefix_cache())
 
 
 class Storing(EngineCase):

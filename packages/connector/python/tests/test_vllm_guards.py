@@ -15,17 +15,21 @@ offload_double.install()
 from engine_case import EngineCase, prompts  # noqa: E402
 from engine_parts import Shape  # noqa: E402
 from engine_play import Engine  # noqa: E402
+from rig import until  # noqa: E402
+from kvtier.vllm.claims import Claims  # noqa: E402
 from kvtier.vllm.connector import KvtierConnector  # noqa: E402
 from kvtier.vllm.offload_scheduler import Manager, OffloadHalf  # noqa: E402
 from kvtier.vllm.offload_worker import OffloadWorker  # noqa: E402
 from kvtier.vllm.offloading import KvtierOffloadingConnector  # noqa: E402
 from kvtier.vllm.scheduler import SchedulerHalf  # noqa: E402
+from kvtier.vllm.staging import Stage  # noqa: E402
+from kvtier.vllm.storing import Stores  # noqa: E402
 from kvtier.vllm.worker import WorkerHalf  # noqa: E402
 
 #: Where it is made: a fault there leaves the engine without a cache.
 AT_THE_START = {"bind_pool", "handshake", "register"}
 #: Called by nobody but tests and other methods that are broken here, or so small that nothing in them can go wrong.
-SMALL = {"failed_blocks", "report", "storing", "loading", "refuse", "fail", "block_bytes"}
+SMALL = {"failed_blocks", "report", "storing", "loading", "refuse", "fail", "block_bytes", "has_copied"}
 #: What answers where the methods that are broken here have failed.
 INSTEAD = {"give_up", "spoil", "fail_load", "fail_plan", "loads", "hear", "end_all", "_end_all"}
 #: Of vLLM's interface, what does nothing here but give a constant or hand on.
@@ -50,14 +54,14 @@ def public(name: str) -> bool:
     return not name.startswith("_")
 
 
-def broken(owner: type, name: str, told: list[str], times: int = 2) -> Any:
-    """Raises at its first calls, and works from then on."""
+def broken(owner: type, name: str, told: list[str], times: int = 2, after: int = 0) -> Any:
+    """Raises at its first calls `after` so many, and works from then on."""
     real = vars(owner)[name]
     calls = [0]
 
     def one(self: Any, *args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
-        if calls[0] <= times:
+        if after < calls[0] <= after + times:
             told.append(name)
             raise RuntimeError("on purpose")
         return real.fget(self) if isinstance(real, property) else real(self, *args, **kwargs)
@@ -151,6 +155,60 @@ class Guards(EngineCase):
             with self.subTest(name=name):
                 # Which blocks are given away while they are copied is a matter of time.
                 self.assertTrue(any(self.survives(self.own(shape), owner, name, 16) for _ in range(8)))
+
+    def test_what_a_step_that_failed_added_is_not_stored_by_other_names(self) -> None:
+        """Prompts in chunks, and answers: blocks of later steps do not move up to the places of those that were not heard of."""
+        texts = prompts(3, 60, 8)
+        wanted = self.serve(self.alone(Shape(step_tokens=24)), texts, outputs=16)
+        for owner, name in ((SchedulerHalf, "metadata"), (Stores, "plans"), (Stores, "offer")):
+            for after in range(1, 6):
+                with self.subTest(name=name, after=after):
+                    shape = self.own(Shape(step_tokens=24, prefix_caching=False))
+                    first = self.play(self.shared(), shape)
+                    told: list[str] = []
+                    with broken(owner, name, told, 1, after), self.quietly():
+                        for i, text in enumerate(texts):
+                            first.add(f"{i}", text, 16)
+                        first.run()
+                    self.assertEqual(len(told), 1)
+                    self.assertEqual(([first.done[f"{i}"].output_tokens() for i in range(3)], first.wrong), (wanted, []))
+                    self.assertTrue(first.all_free(), "blocks are still held")
+                    if name != "offer":  # what was offered there was not stored; all else is, at the latest when its request ends
+                        for request in first.done.values():
+                            until("all is held", lambda request=request: self.held(first, request) >= 72)
+                    second = self.play(self.shared(), shape)
+                    self.assertEqual(self.serve(second, texts, outputs=16), wanted)
+                    self.assertGreater(second.external_tokens, 0)
+
+    def test_a_load_that_was_not_planned_fails_none_of_the_blocks_that_others_use(self) -> None:
+        texts = prompts(2, 41)
+        shape = self.own(Shape())
+        wanted = self.serve(self.alone(shape), texts, outputs=24)
+        first = self.play(self.shared(), shape)
+        self.serve(first, texts)
+        self.until_held(self.shared(), first, 40)
+        for owner, name in ((Stage, "parts"), (Claims, "allocated"), (SchedulerHalf, "allocated")):
+            with self.subTest(name=name), self.quietly():
+                engine = self.play(self.shared(), shape)
+                failed: list[set[int]] = []
+                take_back = engine._take_back
+                engine._take_back = lambda blocks, failed=failed, take_back=take_back: (failed.append(blocks), take_back(blocks))
+                engine.add("runs", texts[0], 24)
+                while not engine.running:
+                    engine.step()
+                engine.step()
+                told: list[str] = []
+                with broken(owner, name, told, 1):
+                    engine.add("comes", texts[1], 24)
+                    engine.step()
+                    theirs = {block for table in engine.requests["runs"].tables for block in table}
+                    engine.run()
+                self.assertEqual(([engine.done[one].output_tokens() for one in ("runs", "comes")], engine.wrong), (wanted, []))
+                self.assertEqual((told, len(failed)), ([name], 1))
+                self.assertEqual(failed[0] & theirs, set())
+                self.assertTrue(failed[0])
+                self.assertTrue(engine.all_free())
+                self.no_leases(engine)
 
     def test_every_callback_is_guarded(self) -> None:
         """Of what the engine calls and we define; the native connector's with its own parts hand on (the loops above)."""

@@ -92,6 +92,15 @@ def folders(arguments: Any) -> list[str]:
     return found
 
 
+def attached_later(arguments: Any) -> bool:
+    """SGLang was started without us, as far as it says so: its weights may have been replaced before it was given this backend."""
+    if not hasattr(arguments, "hicache_storage_backend"):
+        return False
+    said = str(getattr(arguments, "hicache_storage_backend_extra_config", None) or "")
+    ours = said.startswith("@") or "kvtier" in said  # "@": a file, which may say anything
+    return str(arguments.hicache_storage_backend) != "dynamic" or not ours
+
+
 def config_of(arguments: Any) -> tuple[str, int]:
     """The model's configuration as text, and its KV heads (0: not known)."""
     path = Path(str(getattr(arguments, "model_path", "") or "")) / "config.json"
@@ -186,19 +195,11 @@ def namespace(engine: Engine, name: str, page_tokens: int, page_bytes: int, fact
     ).digest()
 
 
-class Generations:
+def generation_name(count: int, kept: bool) -> bytes:
     """What was stored before a flush or a clear is not loaded any more by this engine. All its ranks count the same flushes, and are
-    children of one process: so they agree on the name of each generation without a word.
+    children of one process: so they agree on the name of each generation without a word. `kept`: flushes are not counted.
     """
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    @property
-    def name(self) -> bytes:
-        if self.count == 0:
-            return b""
-        return hashlib.sha256(f"{_parent()} {self.count}".encode()).digest()
+    return hashlib.sha256(f"{_parent()} {count}{' kept' if kept else ''}".encode()).digest() if count else b""
 
 
 def _parent() -> str:

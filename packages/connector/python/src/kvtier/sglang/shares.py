@@ -17,6 +17,7 @@ from kvtier.copies import Arena, Copies, Layout
 from kvtier.guard import Troubles
 from kvtier.session import Session
 from kvtier.sglang import identity
+from kvtier.sglang.flushes import Flushes, flushes_of
 from kvtier.sglang.options import Options
 from kvtier.sglang.identity import pool_facts
 from kvtier.sglang.pools import PoolView, Unsupported, anchor, facts_of, view
@@ -51,11 +52,12 @@ class Shares:
         self._shares: dict[str, Share] = {}
         self._arenas: dict[int, Arena] = {}
         self._complaints: set[str] = set()
-        self._generations = identity.Generations()
+        self._flushes: Flushes | None = None
+        #: What the shares are of.
+        self._generation = 0
         self._engine: identity.Engine | None = None
         self._stopped = threading.Event()
         self._kv_pool: Any = None
-        self._flushed: Any = None
         refusal = identity.version_refusal(version, options.accept_versions) or identity.refusal(arguments, storage_config)
         if refusal:
             self.refuse(refusal)
@@ -78,8 +80,9 @@ class Shares:
         with self._lock:
             if name == "kv":
                 self._kv_pool = anchor(pool)
-                self._flushed = _flush_mark(self._kv_pool)
-        if self._flushed is None and not self._options.keep_on_flush:
+                self._flushes = flushes_of(self._kv_pool, identity.attached_later(self._arguments))
+                self._generation = self._flushes.count(self._options.keep_on_flush)
+        if (self._flushes is None or not self._flushes.visible) and not self._options.keep_on_flush:
             self.refuse('flushes of this SGLang\'s cache cannot be seen; where weights are never replaced, say "keep_on_flush": true')
         try:
             seen = view(name, pool)
@@ -110,8 +113,13 @@ class Shares:
         """None: misses."""
         if self.refusal or self._troubles.stopped:
             return None
-        if not self._options.keep_on_flush and _flush_mark(self._kv_pool) is not self._flushed:
-            self.renew(flushed=True)
+        flushes, kept = self._flushes, self._options.keep_on_flush
+        if flushes is not None:
+            if not kept and not flushes.seen():
+                self.refuse('a flush of SGLang\'s cache was not counted; where weights are never replaced, say "keep_on_flush": true')
+                return None
+            if flushes.count(kept) != self._generation:
+                self._renew(flushes)
         return self._shares.get(name)
 
     def arena(self, attachment: Attachment) -> Arena:
@@ -127,14 +135,19 @@ class Shares:
                     self._arenas.pop(number).close()
             return found
 
-    def renew(self, flushed: bool = False) -> None:
+    def renew(self) -> None:
         """Nothing that was stored before is loaded by this engine any more."""
+        flushes = self._flushes
+        if flushes is not None:
+            flushes.add()
+            self._renew(flushes)
+
+    def _renew(self, flushes: Flushes) -> None:
         with self._lock:
-            mark = _flush_mark(self._kv_pool)
-            if flushed and mark is self._flushed:
+            count = flushes.count(self._options.keep_on_flush)
+            if count == self._generation:
                 return  # another thread saw it, too
-            self._flushed = mark
-            self._generations.count += 1
+            self._generation = count
             old, self._shares = list(self._shares.values()), {}
             for one in old:
                 one.session.close(0.0)
@@ -176,13 +189,14 @@ class Shares:
         if engine is None or self._stopped.is_set():
             return
         options = self._options
+        generation = identity.generation_name(self._generation, options.keep_on_flush)
         for name, (layout, page_tokens, facts) in self._memory.items():
             if name in self._shares:
                 continue
             pool = name.partition("/")[0]
             session = Session(
                 options.socket,
-                namespace=identity.namespace(engine, pool, page_tokens, layout.payload_bytes, facts, self._generations.name),
+                namespace=identity.namespace(engine, pool, page_tokens, layout.payload_bytes, facts, generation),
                 payload_bytes=layout.payload_bytes,
                 block_tokens=page_tokens,
                 tenant=options.tenant,
@@ -193,10 +207,3 @@ class Shares:
             )
             writes = identity.writes(engine, pool)
             self._shares[name] = Share(name, session, layout, layout.payload_bytes, writes, self._views.get(name))
-
-
-def _flush_mark(pool: Any) -> Any:
-    """A flush of SGLang's cache clears its host pool, which makes this anew."""
-    return getattr(pool, "mem_state", None)
-
-

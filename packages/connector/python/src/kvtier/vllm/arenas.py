@@ -1,6 +1,6 @@
 """The arenas that a worker has mapped: the node's, and while it changes the one before.
 
-     announced with a step ──► mapped by a thread ──► adopted in a later step, told once ──► not announced any more: closed
+     announced with a step ──► mapped by a thread ──► adopted in a later step, told once ──► not announced any more: closed, by another
                                    └─ failed: one line, tried again
 """
 
@@ -21,7 +21,7 @@ _RETRY_S = 0.5
 
 
 class Arenas:
-    """All but the mapping itself is of the engine's loop."""
+    """All but mapping and unmapping themselves is of the engine's loop."""
 
     def __init__(self, copies: Callable[[], Copies], folder: str | None) -> None:
         """``folder``: where this process sees that of the node's arena."""
@@ -33,6 +33,8 @@ class Arenas:
         self._new: dict[int, Arena] = {}
         #: Of which it was not told yet whether they are pinned.
         self._untold: set[int] = set()
+        #: What is being unmapped.
+        self._leaving: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._complaint = ""
 
@@ -40,10 +42,13 @@ class Arenas:
         return self._arenas[number]
 
     def follow(self, wanted: Sequence[ArenaPlace]) -> None:
-        """On a thread: populating a large mapping takes its time. What is not wanted any more goes when its last copy ends."""
+        """On threads: to populate a large mapping takes its time, and so does unmapping it. What is not wanted any more goes when its last
+        copy ends."""
         ids = {place.id for place in wanted}
         for gone in [known for known in self._arenas if known not in ids]:
-            self._arenas.pop(gone).close()
+            thread = threading.Thread(target=self._unmap, args=(self._arenas.pop(gone),), name="kvtier-unmap", daemon=True)
+            self._leaving = [*(one for one in self._leaving if one.is_alive()), thread]
+            thread.start()
         for place in wanted:
             if place.id in self._arenas or place.id in self._under_way:
                 continue
@@ -65,8 +70,14 @@ class Arenas:
         return list(new)
 
     def close(self) -> None:
-        for thread in list(self._under_way.values()):
+        for thread in [*self._under_way.values(), *self._leaving]:
             thread.join(0.2)
+
+    def _unmap(self, arena: Arena) -> None:
+        try:
+            arena.close()
+        except Exception as error:
+            log.warning("kvtier: a worker cannot unmap an arena that is gone (%s)", error)
 
     def _map(self, place: ArenaPlace) -> None:
         try:

@@ -33,6 +33,11 @@ _NOTHING = (0, False)
 _LATER = (None, False)
 
 
+def failed_plan(number: int, name: str, blocks: Sequence[Sequence[int]]) -> LoadPlan:
+    """Nothing will be copied to these: the request that waits for it goes on, and computes them."""
+    return LoadPlan(number, name, [], sorted({block for of in blocks for block in of if block}))
+
+
 class Claims:
     def __init__(self, options: Options, groups: Sequence[Group], hash_tokens: int, node: Node, counters: dict[str, int]) -> None:
         self.pace = Pace()
@@ -234,8 +239,7 @@ class Claims:
             if stage is not None:
                 stage.release()
             known.denied = "plan"
-            failed = sorted({block for of in ids for block in of if block})
-            self.planned.append(LoadPlan(self.number(), known.name, [], failed))
+            self.planned.append(failed_plan(self.number(), known.name, known.behind_local(ids, self._groups)))
             raise
         number = self.number()
         self.claim(number, known, stage)

@@ -3,7 +3,7 @@
 Blocks of an answer that goes on are offered several at a time: each offer is a question, a copy and a commit beside the engine's steps.
 
 Invariant: what is offered is whole and computed by the end of the step before, or, of windows, by the end of this one; no block is
-offered twice while the node holds it.
+offered twice while the node holds it, and none of a table that a step was not followed in.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Filled:
             if name in cached.resumed_req_ids:
                 known.table_of(added if added is not None else [[] for _ in self._groups])
                 known.next_tokens = 0
-            elif added is not None:
+            elif added is not None and not known.lost:
                 for table, ids in zip(known.tables, added):
                     table.extend(ids)
             if said is not None and name in said:
@@ -61,7 +61,7 @@ class Filled:
     ) -> None:
         """`ahead_tokens`: what the step that begins now computes. Of windows their blocks are held already, and copied after it: a
         step later the first of the tail may have left the window. `goes_on`: there will be another call."""
-        if attached is None or not known.stores:
+        if attached is None or not known.stores or known.lost:
             return
         known.hear(self._groups)  # answered after it was admitted, perhaps
         named = len(known.hashes) * self._hash_tokens

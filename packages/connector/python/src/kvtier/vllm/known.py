@@ -36,10 +36,14 @@ class Known:
     promise: promises.Promise | None = None
     #: The same, until what is pinned for it is let go.
     pinned: promises.Promise | None = None
+    #: Of the engine's own cache, when it was last asked what may be loaded.
+    local_tokens: int = 0
     #: Why nothing more is loaded for it.
     denied: str = ""
     #: Per group, ids of its blocks from the first on that may be offered.
     tables: list[list[int]] = field(default_factory=list)
+    #: A step was not followed to its end: what it added to them is not known until all of its blocks are told again.
+    lost: bool = False
     #: Per group, that first block.
     bases: list[int] = field(default_factory=list)
     #: Per group, blocks before this one were offered, or are held.
@@ -51,11 +55,16 @@ class Known:
 
     def table_of(self, block_ids: Sequence[Sequence[int]]) -> None:
         """All blocks that it has. Those in front of what was offered are not even looked at: of a long prompt there are many."""
+        self.lost = False
         bases, tables = self.bases, self.tables = [], []
         for offered, ids in zip(self.offered, block_ids):
             base = offered if offered < len(ids) else len(ids)
             bases.append(base)
             tables.append(list(ids[base:]))
+
+    def behind_local(self, block_ids: Sequence[Sequence[int]], groups: Sequence[Group]) -> list[Sequence[int]]:
+        """Of all blocks that it has, those that a load was to fill: what is in front of them is the engine's, and others' too."""
+        return [ids[self.local_tokens // group.block_tokens :] for group, ids in zip(groups, block_ids)]
 
     def hear(self, groups: Sequence[Group]) -> bool:
         """Whether the node has said what it holds; that need not be stored."""

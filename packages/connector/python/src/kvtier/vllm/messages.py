@@ -116,3 +116,5 @@ class KvtierHandshake(KVConnectorHandshakeMetadata):
     #: Per group: bytes of a block, and the digest of everything that gives them their meaning.
     payload_bytes: tuple[int, ...] = ()
     fingerprints: tuple[bytes, ...] = ()
+    #: By which a scheduler's half of the same process finds it (`resets.py`).
+    place: str = ""

@@ -16,16 +16,17 @@ from collections.abc import Collection
 from typing import Any
 
 from kvtier.vllm import hints, identity, promises
-from kvtier.vllm.claims import Claims
+from kvtier.vllm.claims import Claims, failed_plan
 from kvtier.vllm.filled import Filled
 from kvtier.vllm.groups import Group, Unsupported, align_tokens, groups_of
 from kvtier.vllm.guard import Troubles
 from kvtier.vllm.handing import Handing
 from kvtier.vllm.known import Known
 from kvtier.vllm.lookups import chains_of
-from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, LoadPlan, Rank
+from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, Rank
 from kvtier.vllm.node import Attached, Node
 from kvtier.vllm.options import Options
+from kvtier.vllm.resets import Resets
 from kvtier.vllm.standing import SPARE_PATIENCES
 from kvtier.vllm.storing import Holder, Stores
 
@@ -43,6 +44,7 @@ class SchedulerHalf:
         self._troubles = troubles
         self._requests: dict[str, Known] = {}
         self._stores: Stores | None = None
+        self._resets = Resets(troubles)
         self._filled: Filled | None = None
         self._groups: tuple[Group, ...] = ()
         self._node: Node | None = None
@@ -74,8 +76,10 @@ class SchedulerHalf:
         if self._node is not None:
             self._stores = Stores(Holder(pool, self.options.held_blocks_share), self.counters)
             self._filled = Filled(self._groups, self._hash_tokens, self._stores)
+            self._resets.bind(pool, self._stores)
 
     def handshake(self, told: dict[Rank, KvtierHandshake]) -> None:
+        self._resets.hear(told)
         if self._node is not None:
             self._node.begin(told)
 
@@ -115,6 +119,8 @@ class SchedulerHalf:
         if known is None:
             self.new_request(request)
             known = self._requests.get(request.request_id)
+        if known is not None:
+            known.local_tokens = local_tokens
         claims = self._claims
         if known is None or claims is None or not known.loads or known.denied or self._troubles.stopped:
             return 0, False
@@ -133,6 +139,7 @@ class SchedulerHalf:
         if node is None or claims is None:
             return KvtierMetadata()
         planned = KvtierMetadata(list(node.places), claims.take_plans())
+        followed = False
         try:
             if self._stores is not None:
                 planned.stores = self._stores.plans()
@@ -142,6 +149,7 @@ class SchedulerHalf:
                 alone = len(self._requests) == 1
                 planned.idle_s = (1 + SPARE_PATIENCES * alone) * self.options.patience_us / 1e6
             self._follow(output)
+            followed = True
             now = time.monotonic()
             if self.options.plan_loads:
                 claims.pace.step(int(output.total_num_scheduled_tokens), bool(output.scheduled_cached_reqs.req_ids), now)
@@ -151,10 +159,13 @@ class SchedulerHalf:
         except Exception as error:
             # Loads that were promised go out all the same.
             self._troubles.note("build_connector_meta", error)
+            if not followed:
+                self._lose_tables()
         return planned
 
     def loads(self) -> KvtierMetadata:
         """Where a step's plan went wrong: the loads that requests wait for."""
+        self._lose_tables()
         arenas = list(self._node.places) if self._node is not None else []
         return KvtierMetadata(arenas, self._claims.take_plans() if self._claims is not None else [])
 
@@ -163,15 +174,21 @@ class SchedulerHalf:
         claims, known = self._claims, self._requests.get(name)
         if claims is None or any(plan.request_id == name for plan in claims.planned):
             return
+        failed = blocks.get_block_ids()
         if known is not None:
             known.denied = "plan"
             claims.leave(known)
-        failed = sorted({block for of in blocks.get_block_ids() for block in of if block})
-        claims.planned.append(LoadPlan(claims.number(), name, [], failed))
+            failed = known.behind_local(failed, self._groups)
+        claims.planned.append(failed_plan(claims.number(), name, failed))
 
     def _follow(self, output: Any) -> None:
         if self._filled is not None:
             self._filled.follow(output, self._requests, self._offered_to())
+
+    def _lose_tables(self) -> None:
+        """Blocks of this step were not heard of: later ones would take their places, and be stored by their names."""
+        for known in self._requests.values():
+            known.lost = True
 
     def _offered_to(self) -> Attached | None:
         return self._node.attached() if self._node is not None and not self._troubles.stopped else None

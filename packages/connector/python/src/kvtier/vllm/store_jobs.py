@@ -69,6 +69,11 @@ class StoreJobs:
                 self._troubles.note("a store", error)
                 self._told[key] = b""
 
+    def has_ended(self, key: Key, until: float) -> bool:
+        """Whether nothing of it is under way any more, though that may not be told yet; of what was not begun it is not known."""
+        known = self._jobs.get(key)
+        return known is not None and known[1].ended(max(0.0, until - time.monotonic()))
+
     def take(self) -> dict[Key, bytes]:
         """What is to be told: checksums of each part; empty: it is not stored."""
         told, self._told = self._told, {}

@@ -4,7 +4,8 @@
                          │ nothing to write, refused, late ──────────────────────► let go
                          └─ not copied ──► Abort ──► let go
 
-Invariants: a block is held from its offer to the end of its copy, and let go exactly once, on the engine's thread; what is offered in
+Invariants: a block is held from its offer to the end of its copy, and let go exactly once, on the engine's thread: when that is told, or
+before, where the engine resets its cache and the copy was seen to have ended (resets.py); what is offered in
 one step is copied in the next one at the earliest; no more blocks are held than the bound, where one that several offers hold counts once.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from kvtier.leases import Reservation
 from kvtier.protocol import RESERVED
 from kvtier.vllm.groups import Group
 from kvtier.vllm.lookups import hashes_of
-from kvtier.vllm.messages import Part, StorePlan, packed, unpacked
+from kvtier.vllm.messages import Part, Rank, StorePlan, packed, unpacked
 from kvtier.vllm.node import Attached
 
 RESERVE_DEADLINE_S = 1.0
@@ -224,6 +225,14 @@ class Stores:
         for offer in list(self._offers.values()):
             if not offer.planned:
                 self._drop(offer)
+
+    def let_go_copied(self, copied: Callable[[int, int, Rank], bool]) -> None:
+        """Blocks of planned offers that were copied are let go before that is told; then the copies are committed as always."""
+        for offer in list(self._offers.values()):
+            writers = [(part.share, part.ranks[0]) for part in offer.parts if part.share in offer.waiting and part.indexes]
+            if offer.planned and all(copied(offer.number, share, rank) for share, rank in writers):
+                blocks, offer.blocks = offer.blocks, []
+                self.holder.let_go(blocks)
 
     def _drop(self, offer: _Offer) -> None:
         for part in offer.parts:

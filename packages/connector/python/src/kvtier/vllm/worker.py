@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvtier.copies import Copies, Job, Layout, Mark
@@ -24,6 +25,7 @@ from kvtier.vllm.guard import Troubles
 from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, LoadPlan, Part, Rank, StorePlan, unpacked
 from kvtier.vllm.options import Options
 from kvtier.vllm.registration import registered
+from kvtier.vllm.resets import place_of
 from kvtier.vllm.store_jobs import StoreJobs
 
 
@@ -59,6 +61,7 @@ class WorkerHalf:
         self._idle_s = 0.0
         self._report = KvtierWorkerMetadata()
         self._handshake = KvtierHandshake(rank=self.rank, refusal="no KV cache was registered")
+        self._place = place_of(self)
         self.loaded_bytes = 0
 
     # ---- start ------------------------------------------------------------------------------------------------------
@@ -77,7 +80,7 @@ class WorkerHalf:
             self._handshake = KvtierHandshake(rank=self.rank, refusal=f"its KV cache cannot be used ({error})")
 
     def handshake(self) -> KvtierHandshake:
-        return self._handshake
+        return replace(self._handshake, place=self._place)
 
     # ---- each step ----------------------------------------------------------------------------------------------------
 
@@ -240,6 +243,10 @@ class WorkerHalf:
 
     def storing(self, number: int) -> bool:
         return self._stores.under_way(number)
+
+    def has_copied(self, number: int, share: int, until: float) -> bool:
+        """Of a store's part, whether its blocks are not read any more; waits until then at the most."""
+        return self._stores.has_ended((number, share), until)
 
     def refuse(self, plan: StorePlan) -> None:
         self._stores.refuse(plan)

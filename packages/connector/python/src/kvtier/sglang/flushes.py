@@ -1,0 +1,89 @@
+"""How often an engine has flushed its cache: counted at the flush itself, so that all ranks count alike, whoever of them moves pages.
+
+A flush clears the host pool. The count lies at the pool, which is made once in a process and outlives a storage backend that is
+detached and attached again: what happened meanwhile is counted, too.
+
+Invariant: a pool that was cleared without being counted is told (`seen`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+_PLACE = "_kvtier_flushes"
+#: SGLang's caches begin anew by these.
+_RESETS = ("reset", "_reset_full")
+
+
+class Flushes:
+    def __init__(self, pool: Any, before: int) -> None:
+        """`before`: flushes that may have been."""
+        self._lock = threading.Lock()
+        self._pool = pool
+        self._flushes = before
+        self._clears = 0
+        clear = pool.clear
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            with self._lock:
+                # Before it is cleared: nobody is to find the new pool in the old generation.
+                self._flushes += not _being_made()
+                try:
+                    return clear(*args, **kwargs)
+                finally:
+                    self._mark = _mark(pool)
+
+        try:
+            pool.clear = counted
+            self._mark = _mark(pool)
+        except AttributeError:
+            self._mark = None
+
+    @property
+    def visible(self) -> bool:
+        """Whether it can be told that this pool is cleared."""
+        return self._mark is not None
+
+    def count(self, kept: bool) -> int:
+        """Of generations that have ended. `kept`: flushes end none."""
+        return self._clears if kept else self._flushes + self._clears
+
+    def seen(self) -> bool:
+        """Whether each time that the pool was cleared was counted."""
+        with self._lock:
+            return _mark(self._pool) is self._mark
+
+    def add(self) -> None:
+        """The operator has cleared the backend."""
+        with self._lock:
+            self._clears += 1
+
+
+def flushes_of(pool: Any, later: bool) -> Flushes:
+    """`later`: SGLang was started without this backend, and may have replaced its weights before."""
+    found = getattr(pool, _PLACE, None)
+    if found is None:
+        found = Flushes(pool, int(later))
+        setattr(pool, _PLACE, found)
+    return found
+
+
+def _mark(pool: Any) -> Any:
+    """A flush of SGLang's cache clears its host pool, which makes this anew."""
+    return getattr(pool, "mem_state", None)
+
+
+def _being_made() -> bool:
+    """A cache of SGLang's resets itself at the end of its constructor: nothing was computed for it yet, and that is no flush."""
+    resetting = []
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name in _RESETS:
+            resetting.append(frame.f_locals.get("self"))
+        elif name == "__init__" and any(one is not None and one is frame.f_locals.get("self") for one in resetting):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
