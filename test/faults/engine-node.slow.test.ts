@@ -4,7 +4,7 @@
  */
 import { closeSync, fstatSync, openSync, writeSync } from 'node:fs';
 import type { EngineClient } from '@kvtier/wire/grpc';
-import { afterAll, beforeAll, expect, it } from 'vitest';
+import { afterAll, beforeAll, expect, it, vi } from 'vitest';
 import { ask, describe, EngineRig, metricsText, resetPrefixCache, until } from './engine-rig.ts';
 
 let rig: EngineRig;
@@ -53,10 +53,12 @@ it('a prefix that left the pool comes back from the tier, and the answer is the 
   const blocks = Math.floor(rig.prompt(1, 7).length / 16);
   expect(warm.cache!.cachedTokens).toBeGreaterThanOrEqual(16 * (blocks - 3));
   expect(warm.cache!.tokensByTier).toEqual({ arena: warm.cache!.cachedTokens });
-  const text = await metricsText(client);
-  expect(text).toContain(`kvtier_engine_cached_tokens_total{tier="arena"} ${warm.cache!.cachedTokens}`);
-  expect(text).toContain('kvtier_connector_attached 1');
-  expect(text).toMatch(/kvtier_tier_blocks\{tier="arena"\} [1-9]/);
+  await vi.waitFor(async () => {
+    const text = await metricsText(client);
+    expect(text).toContain(`kvtier_engine_cached_tokens_total{tier="arena"} ${warm.cache!.cachedTokens}`);
+    expect(text).toContain('kvtier_connector_attached 1');
+    expect(text).toMatch(/kvtier_tier_blocks\{tier="arena"\} [1-9]/);
+  });
 });
 
 it('the node is killed and started again: from disk, and no request failed', async () => {

@@ -27,7 +27,7 @@ const taker = (host: string): string => `
   require('node:readline').createInterface({ input: process.stdin }).on('line', () => {
     const begin = performance.now();
     let bytes = 0;
-    const socket = require('node:net').connect(${port}, '${host}').setTimeout(300, () => socket.destroy());
+    const socket = require('node:net').connect(${port}, '${host}').setTimeout(2_000, () => socket.destroy());
     socket.on('data', (chunk) => (bytes += chunk.length)).on('error', () => {});
     socket.on('close', () => console.log(JSON.stringify({ bytes, ms: performance.now() - begin })));
   });
@@ -64,7 +64,8 @@ it.skipIf(missing !== undefined)('are as fast as asked, cut, healed and slowed',
   expect(shaped.bytes).toBe(bytes);
   expect(shaped.ms).toBeGreaterThan(280); // 320 without what a bucket lets through at once
   await cluster.rate(null);
-  expect((await fromB!()).ms).toBeLessThan(shaped.ms);
+  const free = [(await fromB!()).ms, (await fromB!()).ms, (await fromB!()).ms];
+  expect(Math.min(...free)).toBeLessThan(shaped.ms);
   await cluster.cut('a', 'b');
   expect([(await fromB!()).bytes, (await fromC!()).bytes]).toEqual([0, bytes]);
   await cluster.heal('a', 'b');

@@ -8,6 +8,8 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { modelDir, Service, until } from './engine-rig.ts';
 
+/** Of one answer: it is far from its end when its worker is killed. */
+const answerTokens = 1_000;
 const folder = mkdtempSync(join(tmpdir(), 'kvtier-moved-'));
 const workerNames = ['a', 'b'] as const;
 const addressOf = (name: string): string => `unix:${join(folder, name)}`;
@@ -72,7 +74,7 @@ async function ask(part: object, onToken: (worker: string, tokens: number) => vo
     headers: { 'content-type': 'application/json' },
     body: JSON.stringify({
       prompt,
-      max_tokens: 300,
+      max_tokens: answerTokens,
       ignore_eos: true,
       stream: true,
       return_token_ids: true,
@@ -112,7 +114,7 @@ it.each([
 ])('%s: four answers whose worker is killed in the middle are the ones that would have been', async (_, part) => {
   const right = await ask(part);
   expect(right).toMatchObject({ finishReason: 'length', moves: 0 });
-  expect(right.tokens).toHaveLength(300);
+  expect(right.tokens).toHaveLength(answerTokens);
   const begun = new Map<string, number>();
   let victim: string | undefined;
   const answers = await Promise.all(
@@ -128,7 +130,7 @@ it.each([
   for (const { tokens, finishReason, usage } of answers) {
     expect(tokens).toEqual(right.tokens);
     expect(finishReason).toBe('length');
-    expect(usage).toMatchObject({ prompt_tokens: prompt.length, completion_tokens: 300 });
+    expect(usage).toMatchObject({ prompt_tokens: prompt.length, completion_tokens: answerTokens });
   }
   const moved = answers.filter(({ worker }) => worker === victim);
   expect(moved.length).toBeGreaterThan(0);
@@ -144,8 +146,8 @@ it('an answer without a seed is whole, too, and both workers dying costs it noth
     killed = true;
     for (const worker of workers.values()) void worker.signal('SIGKILL').then(() => worker.start());
   });
-  expect(answer.tokens).toHaveLength(300);
-  expect(answer).toMatchObject({ finishReason: 'length', usage: { completion_tokens: 300 } });
+  expect(answer.tokens).toHaveLength(answerTokens);
+  expect(answer).toMatchObject({ finishReason: 'length', usage: { completion_tokens: answerTokens } });
   // One dies before the other, by an instant: it may have gone to that one meanwhile.
   expect([1, 2]).toContain(answer.moves);
 });

@@ -68,15 +68,19 @@ describe('refused at the start, with one line', () => {
   it.concurrent.each<[string, () => object | Promise<object>, RegExp]>([
     [
       'redis: wrong password',
-      () => ({ redis: redisOf({ password: 'wrong' }) }),
+      () => ({ redis: redisOf({ password: 'wrong', ...patientRedis }) }),
       /^cache-node: CONFIG: redis.*(password|WRONGPASS)/i,
     ],
     [
       'redis: no password',
-      () => ({ redis: redisOf({ password: undefined }) }),
+      () => ({ redis: redisOf({ password: undefined, ...patientRedis }) }),
       /^cache-node: CONFIG: redis.*(NOAUTH|password)/i,
     ],
-    ['redis: no such database', () => ({ redis: redisOf({ database: 99 }) }), /^cache-node: CONFIG: redis/],
+    [
+      'redis: no such database',
+      () => ({ redis: redisOf({ database: 99, ...patientRedis }) }),
+      /^cache-node: CONFIG: redis/,
+    ],
     [
       'redis: a password file that is not there',
       () => ({ redis: redisOf({ password: undefined, passwordFile: '/nowhere' }) }),
@@ -87,15 +91,15 @@ describe('refused at the start, with one line', () => {
       () => ({ redis: redisOf({ servers: ['http://x'] }) }),
       /^cache-node: CONFIG: .*redis\.servers\.0/,
     ],
-    ['s3: no such bucket', () => ({ s3: s3Of('no-such-bucket') }), /^cache-node: CONFIG: s3.*no-such-bucket/],
+    ['s3: no such bucket', () => ({ s3: s3Of('no-such-bucket', patient) }), /^cache-node: CONFIG: s3.*no-such-bucket/],
     [
       's3: a wrong secret',
-      async () => ({ s3: s3Of((await newBucket()).name, { secretAccessKey: 'wrong' }) }),
+      async () => ({ s3: s3Of((await newBucket()).name, { secretAccessKey: 'wrong', ...patient }) }),
       /^cache-node: CONFIG: s3.*credentials/,
     ],
     [
       's3: an unknown user',
-      async () => ({ s3: s3Of((await newBucket()).name, { accessKeyId: 'nobody' }) }),
+      async () => ({ s3: s3Of((await newBucket()).name, { accessKeyId: 'nobody', ...patient }) }),
       /^cache-node: CONFIG: s3.*credentials/,
     ],
     [
@@ -127,6 +131,7 @@ describe('refused at the start, with one line', () => {
 
 /** A write that does not end in time is only tried again when its block is used: not here, on a busy machine. */
 const patient = { timeLimitMs: 30_000, idleLimitMs: 20_000 };
+const patientRedis = { timeLimitMs: 20_000 };
 
 /** Two nodes with all five tiers. */
 async function cluster(bucket: string): Promise<Pair> {
@@ -142,7 +147,13 @@ async function cluster(bucket: string): Promise<Pair> {
         redis: { promote: false, codec: 'lz4' },
         s3: { write: 'through', codec: 'planes+lz4', promote: false },
       };
-      const config = { arena: { bytes: 16 << 20 }, redis: redisOf(), s3: s3Of(bucket, patient), peers, placement };
+      const config = {
+        arena: { bytes: 16 << 20 },
+        redis: redisOf(patientRedis),
+        s3: s3Of(bucket, patient),
+        peers,
+        placement,
+      };
       return rig.start({ config });
     }),
   );
@@ -177,7 +188,7 @@ it('a node with every tier: the other one is served by the fastest that holds th
   // New machines: no arena, no disk of before, no peer.
   const c = new NodeRig({ diskBytes: null });
   await c.start({
-    config: { redis: redisOf(), s3: s3Of(bucket.name, patient), placement: { redis: { promote: false } } },
+    config: { redis: redisOf(patientRedis), s3: s3Of(bucket.name, patient), placement: { redis: { promote: false } } },
   });
   try {
     const late = await c.attach();

@@ -1,6 +1,6 @@
 /**
  * A small service for the supervisor's tests, a real process with a real IPC channel. MODE: "run" is well-behaved, "refuse" fails
- * at start, "deaf" ignores SIGTERM, "still" stands still once its supervisor knows it as ready, "slow" takes 400 ms to end, "holding" has
+ * at start, "deaf" ignores SIGTERM, "still" stands still once its supervisor knows it as ready, "slow" takes a second to end, and says so, "holding" has
  * a child that outlives it and holds its output open. Each life appends a line to LOG, and one when it is told to end.
  */
 import { spawn } from 'node:child_process';
@@ -16,8 +16,12 @@ if (MODE === 'refuse') {
 note('start');
 process.on('SIGTERM', () => {
   note('term');
-  if (MODE === 'slow') setTimeout(() => process.exit(0), 400);
-  else if (MODE !== 'deaf') process.exit(0);
+  if (MODE === 'slow') {
+    setTimeout(() => {
+      note('end');
+      process.exit(0);
+    }, 1_000);
+  } else if (MODE !== 'deaf') process.exit(0);
 });
 process.on('message', ({ ping }) => process.send({ pong: ping }));
 process.on('disconnect', () => {

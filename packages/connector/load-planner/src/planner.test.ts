@@ -211,6 +211,7 @@ it('the deadline follows the time to compute, within bounds', () => {
   expect(p.deadlineMs(100)).toBe(1_000);
   expect(p.deadlineMs(100_000)).toBe(5_000);
   expect([1, 100, 100_000].map((blocks) => p.lookupDeadlineMs(blocks))).toEqual([100, 200, 500]);
+  expect(new LoadPlanner(16, 5_000, 'always').lookupDeadlineMs(1)).toBe(5_000);
 });
 
 it('property: no plan is slower than computing, by the planner’s own numbers', () => {

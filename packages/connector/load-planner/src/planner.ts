@@ -296,6 +296,7 @@ export class LoadPlanner {
 
   /** How long a lookup of `blocks` blocks may take before it counts as a miss. */
   lookupDeadlineMs(blocks: number): number {
+    if (this.#always) return this.#loadDeadlineMs; // whoever wants all that is held waits for it
     const computeUs = this.computeUs(blocks);
     if (computeUs === undefined) return maxLookupMs; // a process that has just started is slow itself
     return Math.min(maxLookupMs, Math.max(minLookupMs, Math.ceil((computeUs * lookupShare) / 1_000)));

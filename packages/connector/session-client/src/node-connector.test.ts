@@ -274,7 +274,7 @@ it('an offer outlives its session: a step may not import it, and declined it end
 });
 
 it('a load keeps what is contiguous when the node stops in the middle; its late lease is released', async () => {
-  rig = new ConnectorRig({ loadDeadlineMs: 60 });
+  rig = new ConnectorRig({ loadDeadlineMs: 500 });
   await rig.attach();
   for (let i = 0; i < 5; i++) rig.node.seed(hashOf(1, i));
   expect((await rig.load('r', 1, 0, ids(50, 8))).loaded).toBe(5);
@@ -327,7 +327,7 @@ it('the session comes back, with another arena after a restart, and names the on
 });
 
 it('a silent node is left alone, and asked again as soon as it answers', async () => {
-  rig = new ConnectorRig({ lookupDeadlineMs: 10 });
+  rig = new ConnectorRig({ lookupDeadlineMs: 200 });
   await rig.attach();
   rig.node.seed(hashOf(1, 0));
   rig.node.stopped = true;

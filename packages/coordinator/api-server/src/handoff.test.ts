@@ -275,7 +275,7 @@ describe('who dies', () => {
   });
 
   it('one that says nothing for too long is given up, and its call cancelled', async () => {
-    await open({ handOffs: { stallMs: 50 } });
+    await open({ handOffs: { stallMs: 500 } });
     const quick = { ...slow, prefillTokensPerS: 1e6 };
     for (const engine of [p, q]) engine.load = { ...engine.load, rates: quick };
     await at.workers(named('a', 'decode'), named('p', 'prefill'), named('q', 'prefill'));

@@ -52,7 +52,7 @@ it('what one node holds, the other reads; a dead peer costs hits and nothing els
   const b = await open('b', portB, portA);
   const [writer, reader] = [await engine('a'), await engine('b')];
   await writer.write('x');
-  await vi.waitUntil(() => peerOf(b).blocks === count, { timeout: 20_000 });
+  await vi.waitUntil(() => peerOf(b).blocks === count && peerOf(b).detail!.usable_peers === 1, { timeout: 20_000 });
   expect(await reader.held('x')).toEqual([{ tier: 'peer', count }]);
   expect(await reader.read('x')).toBe(count);
   expect(await reader.held('x')).toEqual([{ tier: 'arena', count }]);

@@ -10,9 +10,11 @@ export function memberServers(
   urls: readonly string[],
   mode: MemberServers['mode'] = 'single',
   keyPrefix = 'kvtier:',
+  /** A server that a busy machine keeps waiting is no problem before that. */
+  timeLimitMs = 5_000,
 ): MemberServers {
   const masterName = mode === 'sentinel' ? { masterName: 'kvtier' } : {};
-  return memberServersSchema.parse({ mode, servers: urls, ...masterName, keyPrefix });
+  return memberServersSchema.parse({ mode, servers: urls, ...masterName, keyPrefix, timeLimitMs });
 }
 
 /** Lines, as a log takes them. */

@@ -108,7 +108,7 @@ describe.each(['io_uring', 'threads'] as const)('on %s', (backend) => {
   });
 
   it('ends what a hanging device does not, keeps its slots out of use, and comes back when it answers', async () => {
-    const tier = await open({ io: { backend }, timeoutMs: 100 });
+    const tier = await open({ io: { backend }, timeoutMs: 1_000 });
     const chain = names('hang', 4);
     await bench.write(tier, space, chain, payloadBytes);
     const { handle } = tier.devices[0]!.io;

@@ -2,6 +2,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { afterEach, beforeEach, expect, it } from 'vitest';
+import { stopProcess } from '../../../../../infra/stopped.ts';
 import { bundled } from '../../../../../scripts/lib/test-programs.mjs';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
 import type { PeerLoops } from './peer-loops.ts';
@@ -50,7 +51,11 @@ it.each(['SIGKILL', 'SIGSTOP'] as const)('%s in mid-transfer', async (signal) =>
   tier = one;
   await until('the peer is there', allThere(one));
   const readings = Array.from({ length: 2 }, () => bench.read(one, space, hashes, payloadBytes));
-  first.child.kill(signal);
+  if (signal === 'SIGSTOP') await stopProcess(first.child.pid!);
+  else {
+    first.child.kill(signal);
+    await once(first.child, 'exit');
+  }
   for (const statuses of await Promise.all(readings)) {
     for (const status of statuses) expect(['ready', 'failed', 'missing']).toContain(status);
   }

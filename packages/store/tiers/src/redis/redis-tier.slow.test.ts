@@ -235,7 +235,7 @@ describe('eviction and policy', () => {
   it('lets the server remove what has an end of its own, also for those who did not write it', async () => {
     const writer = await open();
     const reader = await open();
-    const endS = Math.floor(Date.now() / 1000) + 2;
+    const endS = Math.floor(Date.now() / 1000) + 6;
     await Promise.all([
       bench.write(writer, space, chain.slice(0, 3), payloadBytes, endS),
       bench.write(writer, space, chain.slice(3), payloadBytes),
