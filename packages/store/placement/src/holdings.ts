@@ -1,7 +1,7 @@
 /**
  * What one session holds of the store: slots reserved for writing, leases for reading, pins.
  *
- * Life of a slot:   reserve → (engine writes) → commit → visible        or abort → free
+ * Life of a slot:   session-writes.ts
  * Life of a lease:  load → ready … → release
  *
  * Invariants: everything here belongs to exactly one session and is bounded; a block becomes visible only by `commit` of
@@ -16,17 +16,9 @@ import { Load, type LoadEvents } from './load.ts';
 import type { StoreParts } from './parts.ts';
 import { Prefetch } from './prefetch.ts';
 import { SessionPins } from './session-pins.ts';
+import { type Reservation, type SessionTraits, SessionWrites } from './session-writes.ts';
+import { inOneTurn, type Steps } from './steps.ts';
 import type { Ticket } from './tickets.ts';
-
-export type ReserveStatus = 'reserved' | 'held' | 'busy' | 'refused';
-
-export interface Reservation {
-  readonly status: ReserveStatus;
-  /** Offset of the slot's header; undefined unless 'reserved'. */
-  readonly slot: number | undefined;
-  /** Why it was refused; '' when it was not. */
-  readonly reason: string;
-}
 
 /** What `prefetch` says: `accepted` is false with the reason why. */
 export interface PrefetchAnswer {
@@ -34,26 +26,11 @@ export interface PrefetchAnswer {
   readonly reason: '' | 'session_limit' | 'budget' | 'closed';
 }
 
-/** What a session is, apart from its namespace. */
-export interface SessionTraits {
-  readonly blockTokens: number;
-  readonly tenant: number;
-  /** 0: its blocks do not expire. */
-  readonly ttlS: number;
-}
-
-interface Reserved {
-  readonly hash: HashKey;
-  readonly parent: HashKey | null;
-  /** Whose room it takes: the block's owner's, where a tier has it, else this session's tenant's. */
-  readonly payer: number;
-}
-
 export class Holdings {
   readonly state: NamespaceState;
   readonly #parts: StoreParts;
   readonly #traits: SessionTraits;
-  readonly #reserved = new Map<number, Reserved>();
+  readonly #writes: SessionWrites;
   readonly #loads = new Map<bigint, Load>();
   readonly #prefetches = new Map<bigint, Prefetch>();
   readonly #pins: SessionPins;
@@ -66,18 +43,19 @@ export class Holdings {
     this.#parts = parts;
     this.state = state;
     this.#traits = traits;
+    this.#writes = new SessionWrites(parts, state, traits);
     this.#pins = new SessionPins(parts, state);
   }
 
   /** Slots or leases are out that an engine's copy may be using. */
   get holdsSlots(): boolean {
-    return this.#reserved.size > 0 || this.#loads.size > 0;
+    return this.#writes.slotCount > 0 || this.#loads.size > 0;
   }
 
   /** `awaited`: blocks that its loads wait for though they cannot be had yet. */
   get counts(): { readonly reserved: number; readonly loads: number; readonly pins: number; readonly awaited: number } {
     const { awaited } = this.#waits;
-    return { reserved: this.#reserved.size, loads: this.#loads.size, pins: this.#pins.blockCount, awaited };
+    return { reserved: this.#writes.slotCount, loads: this.#loads.size, pins: this.#pins.blockCount, awaited };
   }
 
   /**
@@ -93,99 +71,31 @@ export class Holdings {
     return this.#connected;
   }
 
-  /**
-   * Slots for new blocks of one chain; `parent` precedes the first. What follows a refused block is refused too: without
-   * its parent it could never be found. Nor is any of the chain evicted for another of it: what it holds is pinned meanwhile.
-   */
+  /** As `SessionWrites.reserve`; `reserve`: all of it in this turn. So are the others below. */
+  reserving(parent: HashKey | null, hashes: readonly HashKey[]): Steps<Reservation[]> {
+    return this.#writes.reserve(parent, hashes);
+  }
+
   reserve(parent: HashKey | null, hashes: readonly HashKey[]): Reservation[] {
-    const { arena, pins, limits, counters, failpoint, tenants, ownerOf, removeIfOver } = this.#parts;
-    const { namespace, payloadBytes, writing } = this.state;
-    this.#parts.sweep();
-    for (const hash of hashes) removeIfOver(namespace, hash);
-    const kept = this.#keep(parent, hashes);
-    const maxReserved = Math.max(1, Math.floor(limits.maxReservedBytes / payloadBytes));
-    let refusal = parent !== null && !this.#isKnown(parent) ? 'no_parent' : '';
-    let before = parent;
-    const out: Reservation[] = [];
-    for (const hash of hashes) {
-      let status: ReserveStatus = 'refused';
-      let slot: number | undefined;
-      const payer = ownerOf(namespace, hash) || this.#traits.tenant;
-      if (this.#isHeld(hash)) status = 'held';
-      else if (writing.has(hash) || pins.isLeaving(namespace, hash)) status = 'busy';
-      else if (refusal === '') {
-        const stranger = arena.get(namespace, hash) !== undefined;
-        if (stranger) refusal = 'other_size';
-        else if (this.#reserved.size >= maxReserved) refusal = 'session_limit';
-        else {
-          if (!tenants.reserve(payer, 0, payloadBytes)) refusal = 'quota';
-          else {
-            slot = arena.allocate(namespace, payloadBytes);
-            if (slot === undefined) {
-              refusal = 'no_space';
-              tenants.settle(payer, 0, payloadBytes);
-            }
-          }
-        }
-      }
-      if (slot !== undefined) {
-        status = 'reserved';
-        writing.add(hash);
-        this.#reserved.set(slot, { hash, parent: before, payer });
-        failpoint?.('store.reserve.allocated');
-      }
-      if (status === 'refused') counters.add(`reserve.refused.${refusal}`);
-      else counters.add(`reserve.${status}`);
-      out.push({ status, slot, reason: status === 'refused' ? refusal : '' });
-      before = hash;
-    }
-    for (const hash of kept) pins.unpin(namespace, hash);
-    // What an engine holds itself it never looks up here; that it is still in use shows when it offers it again.
-    const held = hashes.filter((_, index) => out[index]!.status === 'held');
-    this.#parts.recency.used(namespace, held, held.length);
-    for (const hash of held) if (arena.get(namespace, hash) !== undefined) this.#parts.onUsed(this.state, hash, false);
-    if (held.length > 0) this.#parts.pumpWriteDowns(); // a tier may want them now, and no commit need follow
-    return out;
+    return inOneTurn(this.reserving(parent, hashes));
   }
 
-  /** The bytes are in place: make the blocks visible and send them down. Returns the count. */
+  /** As `SessionWrites.commit`. */
+  committing(slots: readonly number[], checksums: readonly bigint[]): Steps<number> {
+    return this.#writes.commit(slots, checksums);
+  }
+
   commit(slots: readonly number[], checksums: readonly bigint[]): number {
-    const { arena, pins, counters, failpoint, tenants, onCommitted, removeIfOver, wallS } = this.#parts;
-    const { namespace, payloadBytes, writing } = this.state;
-    const { ttlS, blockTokens: tokenCount } = this.#traits;
-    const expiresS = ttlS === 0 ? 0 : wallS() + ttlS;
-    for (const slot of slots) this.#mustBeReserved(slot, 'commit');
-    failpoint?.('store.commit.before');
-    const published: HashKey[] = [];
-    for (const [index, slot] of slots.entries()) {
-      const { hash, parent, payer } = this.#mustBeReserved(slot, 'commit');
-      this.#reserved.delete(slot);
-      writing.delete(hash);
-      tenants.settle(payer, 0, payloadBytes);
-      removeIfOver(namespace, hash);
-      if (arena.get(namespace, hash) !== undefined || pins.isLeaving(namespace, hash)) {
-        arena.free(slot); // promoted from a lower tier meanwhile, and perhaps found corrupt and still leased
-        counters.add('commit.duplicate');
-        continue;
-      }
-      const checksum = checksums[index]!;
-      const fields = { hash, parent, tokenCount, payloadBytes, checksum, expiresS };
-      tenants.during(payer, () => arena.publish(namespace, fields, slot));
-      published.push(hash);
-      failpoint?.('store.commit.published');
-      onCommitted(this.state, hash);
-    }
-    counters.add('commit.blocks', published.length);
-    this.#parts.pumpWriteDowns();
-    return slots.length;
+    return inOneTurn(this.committing(slots, checksums));
   }
 
-  /** Give reserved slots back unwritten. Returns the count. */
+  /** As `SessionWrites.abort`. */
+  aborting(slots: readonly number[]): Steps<number> {
+    return this.#writes.abort(slots);
+  }
+
   abort(slots: readonly number[]): number {
-    for (const slot of slots) this.#mustBeReserved(slot, 'abort');
-    for (const slot of slots) this.#drop(slot);
-    this.#parts.counters.add('abort.blocks', slots.length);
-    return slots.length;
+    return inOneTurn(this.aborting(slots));
   }
 
   /**
@@ -278,13 +188,21 @@ export class Holdings {
   }
 
   /** As `SessionPins.pin`. */
-  pin(hashes: readonly HashKey[], ttlMs: number, ticket?: Ticket): number {
+  pinning(hashes: readonly HashKey[], ttlMs: number, ticket?: Ticket): Steps<number> {
     return this.#pins.pin(hashes, ttlMs, ticket);
   }
 
-  /** Returns how many of `hashes` were pinned by this session. */
-  unpin(hashes: readonly HashKey[]): number {
+  pin(hashes: readonly HashKey[], ttlMs: number, ticket?: Ticket): number {
+    return inOneTurn(this.pinning(hashes, ttlMs, ticket));
+  }
+
+  /** As `SessionPins.unpin`. */
+  unpinning(hashes: readonly HashKey[]): Steps<number> {
     return this.#pins.unpin(hashes);
+  }
+
+  unpin(hashes: readonly HashKey[]): number {
+    return inOneTurn(this.unpinning(hashes));
   }
 
   /** The connection ended: nothing goes on, but slots stay taken (see the head of this file). */
@@ -294,8 +212,7 @@ export class Holdings {
     this.#pins.end();
     for (const load of this.#loads.values()) load.cancel();
     for (const prefetch of [...this.#prefetches.values()]) prefetch.cancel();
-    // Another engine may write these blocks anew, into other slots: this session can no longer commit them.
-    for (const { hash } of this.#reserved.values()) this.state.writing.delete(hash);
+    this.#writes.disconnect();
   }
 
   /** No copy of this session can be under way any more: give everything back. */
@@ -303,52 +220,9 @@ export class Holdings {
     if (this.#ended) return;
     this.disconnect();
     this.#ended = true;
-    for (const [slot, { payer }] of this.#reserved) {
-      this.#parts.arena.free(slot);
-      this.#parts.tenants.settle(payer, 0, this.state.payloadBytes);
-    }
-    this.#reserved.clear();
+    this.#writes.end();
     for (const load of this.#loads.values()) load.release();
     this.#loads.clear();
     this.#parts.namespaces.release(this.state);
-  }
-
-  /** Pins what the arena holds of a chain. */
-  #keep(parent: HashKey | null, hashes: readonly HashKey[]): HashKey[] {
-    const { arena, pins } = this.#parts;
-    const { namespace } = this.state;
-    const chain = parent === null ? hashes : [parent, ...hashes];
-    const kept = chain.filter((hash) => arena.get(namespace, hash) !== undefined);
-    if (kept.length === chain.length) return []; // nothing will be allocated
-    for (const hash of kept) pins.pin(namespace, hash);
-    return kept;
-  }
-
-  #drop(slot: number): void {
-    const { hash, payer } = this.#mustBeReserved(slot, 'abort');
-    this.#reserved.delete(slot);
-    this.state.writing.delete(hash);
-    this.#parts.arena.free(slot);
-    this.#parts.tenants.settle(payer, 0, this.state.payloadBytes);
-  }
-
-  #mustBeReserved(slot: number, call: string): Reserved {
-    const reserved = this.#reserved.get(slot);
-    if (reserved !== undefined) return reserved;
-    throw new KvError(
-      'PROTOCOL',
-      `${call}: the slot at ${slot} is not reserved by this session; commit or abort each slot once`,
-    );
-  }
-
-  #isHeld(hash: HashKey): boolean {
-    const { arena, locate, isOver } = this.#parts;
-    const block = arena.get(this.state.namespace, hash);
-    const inArena = block?.payloadBytes === this.state.payloadBytes && !isOver(block.expiresS);
-    return inArena || this.state.fetching.has(hash) || locate(this.state, hash) !== undefined;
-  }
-
-  #isKnown(hash: HashKey): boolean {
-    return this.state.writing.has(hash) || this.#isHeld(hash);
   }
 }

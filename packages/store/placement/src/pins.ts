@@ -3,12 +3,19 @@
  *
  * A pinned block that is found corrupt, or has expired, is unlisted at once, and its slot lives on until its last pin goes. Invariant:
  * until then no other block of this name is made, so that an unpin always means the block that was pinned. While it is
- * "leaving" the name counts as not held, and as busy for writers.
+ * "leaving" the name counts as not held, and as busy for writers. Only who reads its bytes keeps it so: who pinned it against
+ * eviction alone (`Keeper`) is told, and lets go in the same call.
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { type Chain, keysOf } from './chain-words.ts';
 import type { ArenaTop } from './ports.ts';
+
+/** Whose pins keep blocks from eviction and protect no copy. */
+export interface Keeper {
+  /** These are unlisted; it is not said which of them are its own. Its pins of them are to go now. */
+  unlisted(hashes: readonly HashKey[]): void;
+}
 
 export class Pins {
   readonly #arena: ArenaTop;
@@ -16,6 +23,8 @@ export class Pins {
   readonly #counts = new Map<string, Map<HashKey, number>>();
   #blocks = 0;
   readonly #leaving = new Set<string>();
+  /** By namespace; one that pins nothing is not among them. */
+  readonly #keepers = new Map<string, Set<Keeper>>();
 
   constructor(arena: ArenaTop) {
     this.#arena = arena;
@@ -70,12 +79,26 @@ export class Pins {
     return leaving === -1 ? count : leaving;
   }
 
+  /** From now on it hears what is unlisted. */
+  follow({ key }: Namespace, keeper: Keeper): void {
+    const keepers = this.#keepers.get(key);
+    if (keepers === undefined) this.#keepers.set(key, new Set([keeper]));
+    else keepers.add(keeper);
+  }
+
+  unfollow({ key }: Namespace, keeper: Keeper): void {
+    const keepers = this.#keepers.get(key);
+    if (keepers?.delete(keeper) && keepers.size === 0) this.#keepers.delete(key);
+  }
+
   /** Unlist blocks now. */
   remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'asked'): void {
-    for (const hash of hashes) {
-      if (this.isPinned(namespace, hash) && this.#arena.get(namespace, hash) !== undefined)
-        this.#leaving.add(namespace.key + hash);
-    }
+    const pinned = hashes.filter(
+      (hash) => this.isPinned(namespace, hash) && this.#arena.get(namespace, hash) !== undefined,
+    );
+    for (const hash of pinned) this.#leaving.add(namespace.key + hash);
     this.#arena.remove(namespace, hashes, reason);
+    if (pinned.length === 0) return;
+    for (const keeper of this.#keepers.get(namespace.key) ?? []) keeper.unlisted(pinned);
   }
 }

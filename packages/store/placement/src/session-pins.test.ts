@@ -2,7 +2,7 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { Bench, type BlockWriter, chain, namespaceNamed } from './testing/bench.ts';
-import { SteppedTier } from './testing/model.ts';
+import { SteppedTier, settled } from './testing/model.ts';
 import { type Ticket, ticketBytes, ticketOf } from './tickets.ts';
 
 const ticket = (number: number): Ticket => ticketOf(Buffer.alloc(ticketBytes, number));
@@ -129,6 +129,70 @@ describe('a ticket', () => {
     expect(told).toEqual([]);
     show(bench, 6);
     expect(told).toEqual(['n 6 x0']);
+  });
+});
+
+describe('a pinned block that leaves the arena before its time', () => {
+  it('because it was found wrong is nothing to those who pinned it: its name is free, and the copy below counts at once', async () => {
+    const bench = new Bench(64, generous);
+    const [prefill, decode] = [bench.engine(), bench.engine()];
+    prefill.put(chain('x', 4));
+    await bench.answerAll('write', 'stored');
+    prefill.holdings.pin(chain('x', 4), 10_000, ticket(1));
+    prefill.holdings.pin(chain('x', 2), 10_000);
+    decode.holdings.pin(chain('x', 1), 10_000);
+    bench.damaged.add('nx0');
+    const load = decode.load(chain('x', 4));
+    await settled();
+    decode.release(load, [0]);
+    await settled();
+    expect(bench.store.counters.get('release.corrupt.found')).toBe(1);
+    expect([decode.lookup(chain('x', 4)).held, decode.holdings.reserve(null, chain('x', 1))[0]!.status]).toEqual([
+      4,
+      'held',
+    ]);
+    expect([prefill.holdings.counts.pins, decode.holdings.counts.pins, bench.arena.busySlots]).toEqual([3, 0, 3]);
+    bench.store.checkIntegrity();
+    // It comes back, and is nobody's pin then.
+    const again = decode.load(chain('x', 1));
+    await bench.answerAll('read', 'ready');
+    decode.release(again);
+    expect([bench.arena.busySlots, show(bench, 1), bench.arena.busySlots]).toEqual([3, 2, 1]);
+    bench.clock.advance(10_000);
+    expect([bench.arena.busySlots, bench.clock.pending]).toEqual([0, 0]);
+  });
+
+  it('because it was found wrong stays where an engine reads it, and its name with it, until that is over', async () => {
+    const bench = new Bench(64, generous);
+    const [prefill, decode] = [bench.engine(), bench.engine()];
+    prefill.put(chain('x', 2));
+    await bench.answerAll('write', 'stored');
+    prefill.holdings.pin(chain('x', 2), 10_000);
+    const [reads, finds] = [decode.load(chain('x', 2)), decode.load(chain('x', 2))];
+    bench.damaged.add('nx0');
+    await settled();
+    decode.release(finds, [0]);
+    await settled();
+    expect([decode.lookup(chain('x', 2)).held, decode.holdings.reserve(null, chain('x', 1))[0]!.status]).toEqual([
+      0,
+      'busy',
+    ]);
+    decode.release(reads);
+    expect([decode.lookup(chain('x', 2)).held, bench.arena.busySlots]).toEqual([2, 1]);
+  });
+
+  it('because its time to live is over can be made again at once', async () => {
+    const bench = new Bench(64, generous);
+    const [prefill, decode] = [bench.engine('n', { ttlS: 1 }), bench.engine()];
+    prefill.put(chain('x', 2));
+    await bench.answerAll('write', 'stored');
+    prefill.holdings.pin(chain('x', 2), 10_000);
+    bench.clock.advance(1_000);
+    expect(prefill.holdings.counts.pins).toBe(0);
+    expect(decode.put(chain('x', 2))).toEqual(['reserved', 'reserved']);
+    await bench.answerAll('write', 'stored');
+    expect([decode.lookup(chain('x', 2)).held, bench.arena.busySlots]).toEqual([2, 0]);
+    bench.store.checkIntegrity();
   });
 });
 

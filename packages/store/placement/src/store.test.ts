@@ -133,6 +133,33 @@ describe('write-down', () => {
     expect(bench.disk.stats().blocks).toBe(300);
   });
 
+  it('of what was evicted while it waited no more is passed over in a turn than that has time for, also at the end', async () => {
+    const bench = new Bench(10, { maxWriteDownBytes: 1e6, writeDownBatchBytes: 1, writeDownsIdle: 1 });
+    const engine = bench.engine();
+    const evicted = (): number => bench.store.counters.get('writedown.disk.refused.evicted');
+    engine.put(chain('x', 1)); // it is being written, so that the others wait
+    for (let n = 0; n < 1_000; n++) engine.put(chain(`y${n}.`, 9));
+    bench.answer('write', 'stored');
+    await settled();
+    const inTurns = [evicted()];
+    engine.put(chain('y999.', 9)); // whoever else would go on with the queue in this turn
+    inTurns.push(evicted());
+    bench.clock.advance(0);
+    inTurns.push(evicted());
+    const closed = bench.store.close();
+    while (bench.disk.jobs.length === 0) {
+      bench.clock.advance(0);
+      inTurns.push(evicted());
+    }
+    expect(inTurns.at(-1)).toBe(999 * 9);
+    expect(inTurns[0]).toBeLessThan(8_000);
+    expect(inTurns[1]).toBe(inTurns[0]);
+    expect(Math.max(...inTurns.slice(1).map((count, at) => count - inTurns[at]!))).toBe(inTurns[0]);
+    await bench.answerAll('write', 'stored');
+    await closed;
+    expect([bench.disk.stats().blocks, bench.clock.pending]).toEqual([10, 0]);
+  });
+
   it('the queue is bounded', () => {
     const bench = new Bench(8, { maxWriteDownBytes: 3 });
     bench.engine().put(chain('x', 5));

@@ -34,7 +34,7 @@ class Account {
   /** Held. */
   bytes = 0;
   reservedBytes = 0;
-  readonly #policy: EvictionPolicy = createPolicy('lru');
+  #policy: EvictionPolicy = createPolicy('lru');
   readonly #entries: (Entry | undefined)[] = [];
   readonly #free: number[] = [];
   readonly #byName = new Map<string, number>();
@@ -74,8 +74,14 @@ class Account {
     return index === undefined ? undefined : this.#entries[index];
   }
 
+  /** As a whole: a tenant may have millions of blocks in a disk, which goes in one turn. */
   clear(): void {
-    for (const entry of this.#entries) if (entry !== undefined) this.remove(entry.namespace, entry.hash);
+    if (this.#byName.size === 0) return;
+    this.#byName.clear();
+    this.#entries.length = 0;
+    this.#free.length = 0;
+    this.#policy = createPolicy('lru');
+    this.bytes = 0;
   }
 }
 

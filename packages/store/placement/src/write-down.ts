@@ -47,6 +47,9 @@ export interface WriteDownOptions {
   readonly tenants: Tenants;
 }
 
+/** Blocks of the queue that one turn finds evicted and passes over; some milliseconds. */
+const maxPassedOver = 2_048;
+
 interface Entry {
   readonly namespace: Namespace;
   readonly hash: HashKey;
@@ -73,6 +76,8 @@ export class WriteDown {
   #dirtyBytes = 0;
   #onIdle: (() => void) | undefined;
   #cancelLater: (() => void) | undefined;
+  /** A turn had no time to pass over more. */
+  #cancelNextTurn: (() => void) | undefined;
 
   constructor(options: WriteDownOptions) {
     this.#options = options;
@@ -119,8 +124,13 @@ export class WriteDown {
   /** Start what may be started now. Called after `offer`, and when reads have ended. */
   pump(): void {
     const { limits, gate } = this.#options;
-    if (this.#burst.holds(this.#bytes)) return;
+    if (this.#burst.holds(this.#bytes) || this.#cancelNextTurn !== undefined) return;
+    let passedOver = 0;
     while (this.#head < this.#queue.length) {
+      if (passedOver >= maxPassedOver) {
+        this.#pumpNextTurn();
+        return;
+      }
       const { state } = gate;
       if (state === 'open' && !this.#closed) {
         this.#pumpLater(); // it waits; what is evicted meanwhile is counted
@@ -128,7 +138,8 @@ export class WriteDown {
       }
       const slowly = (gate.busy && !this.#closed) || state === 'half_open';
       if (this.#inFlight >= (slowly ? limits.writeDownsUnderDemand : limits.writeDownsIdle)) return;
-      const batch = this.#takeBatch();
+      const { batch, gone } = this.#takeBatch(maxPassedOver - passedOver);
+      passedOver += gone;
       if (batch.length === 0) continue; // evicted, all of them
       this.#inFlight++;
       void this.#write(batch);
@@ -155,6 +166,7 @@ export class WriteDown {
       this.pump();
     });
     if (drained) return;
+    this.#cancelNextTurn?.();
     const dropped = this.#queue.splice(this.#head);
     this.#refuse('closing', dropped.length);
     for (const entry of dropped) this.#forget(entry);
@@ -166,6 +178,14 @@ export class WriteDown {
     const { clock, limits } = this.#options;
     this.#cancelLater ??= clock.after(limits.breakerOpenMs, () => {
       this.#cancelLater = undefined;
+      this.pump();
+    });
+  }
+
+  /** The queue goes on then; until then with nothing, whoever pumps. */
+  #pumpNextTurn(): void {
+    this.#cancelNextTurn = this.#options.clock.after(0, () => {
+      this.#cancelNextTurn = undefined;
       this.pump();
     });
   }
@@ -220,21 +240,23 @@ export class WriteDown {
     return true;
   }
 
-  /** The next blocks of one namespace that are still there, pinned. */
-  #takeBatch(): Entry[] {
+  /** The next blocks of one namespace that are still there, pinned; of those that are `gone` it passes over `most`. */
+  #takeBatch(most: number): { readonly batch: readonly Entry[]; readonly gone: number } {
     const { arena, pins, isOver, limits } = this.#options;
     const { writeDownBatchBlocks, writeDownBatchBytes } = limits;
     const { namespace } = this.#queue[this.#head]!;
     const batch: Entry[] = [];
     let bytes = 0;
+    let gone = 0;
     for (let entry = this.#queue[this.#head]; entry?.namespace.key === namespace.key; entry = this.#queue[this.#head]) {
-      if (batch.length >= writeDownBatchBlocks) break;
+      if (batch.length >= writeDownBatchBlocks || gone >= most) break;
       if (batch.length > 0 && bytes + entry.payloadBytes > writeDownBatchBytes) break;
       this.#head++;
       const block = arena.get(namespace, entry.hash);
-      const gone = block?.slot !== entry.slot ? 'evicted' : isOver(block.expiresS) ? 'expired' : '';
-      if (gone !== '') {
-        this.#refuse(gone);
+      const why = block?.slot !== entry.slot ? 'evicted' : isOver(block.expiresS) ? 'expired' : '';
+      if (why !== '') {
+        gone++;
+        this.#refuse(why);
         this.#forget(entry);
         continue;
       }
@@ -247,7 +269,7 @@ export class WriteDown {
       this.#queue = this.#queue.slice(this.#head);
       this.#head = 0;
     }
-    return batch;
+    return { batch, gone };
   }
 
   /** Never rejects. */

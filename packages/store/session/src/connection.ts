@@ -4,14 +4,15 @@
  * Invariants: the first frame is an Attach, within its deadline; a frame that cannot be understood ends this session
  * and no other; a peer that does not read is first not listened to (`pauseBytes`), then disconnected
  * (`maxPendingBytes`); one that asks much at once is answered `framesPerTurn` requests a turn, in their order, fewer where
- * the turn's time is over (session-turns.ts), and not read meanwhile. Slots that may still be in use by the peer's copies
- * go to quarantine, never straight back.
+ * the turn's time is over (session-turns.ts), and not read meanwhile. A request about many blocks goes on over several turns,
+ * and what the session asked after it waits. Slots that may still be in use by the peer's copies go to quarantine, never
+ * straight back.
  */
 import { randomBytes } from 'node:crypto';
 import type { Socket } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import { namespaceFromDigest } from '@kvtier/identity';
-import { type Holdings, tagOf } from '@kvtier/placement';
+import { type Holdings, type Steps, tagOf } from '@kvtier/placement';
 import { type Attach, ClientFrame, FrameReader, ServerFrame, sessionProtocol, writeFrame } from '@kvtier/wire';
 import { checkShape } from './frame-shape.ts';
 import type { SessionLimits } from './limits.ts';
@@ -43,6 +44,8 @@ export class Connection {
   /** The byte of the arena's lock file that the engine's processes hold. */
   #heldByte: number | undefined;
   readonly #reader = new FrameReader((message) => this.#onFrame(message));
+  /** Begun, and not answered yet: the first of them goes on. */
+  #begun: { readonly id: bigint; readonly steps: Steps<ServerBody> }[] = [];
   /** Of what was read, the frames that wait for another turn. */
   #unanswered: Buffer = Buffer.alloc(0);
   #cancelDeadline: () => void;
@@ -74,6 +77,7 @@ export class Connection {
 
   /** Ends the session now; its peer says that no copy is under way any more. */
   endSafely(): void {
+    this.#leave();
     this.#context?.holdings.end();
     this.#socket.destroy();
   }
@@ -82,12 +86,19 @@ export class Connection {
   #read(bytes: Buffer): void {
     const socket = this.#socket;
     const { limits, turns } = this.#options;
+    if (socket.writableEnded) {
+      this.#unanswered = Buffer.alloc(0);
+      socket.resume(); // it has been refused; whatever it goes on sending, only its end is of interest
+      return;
+    }
     const { framesPerTurn, pauseBytes } = limits;
+    const mayGoOn = (): boolean => !socket.destroyed && !socket.writableEnded && this.#begun.length === 0;
     let frames = 0;
+    this.#finish();
     try {
       this.#unanswered = this.#reader.push(
         bytes,
-        () => !socket.destroyed && frames++ < framesPerTurn && socket.writableLength <= pauseBytes && turns.hasTime,
+        () => mayGoOn() && frames++ < framesPerTurn && socket.writableLength <= pauseBytes && turns.hasTime,
       );
     } catch (error) {
       this.#unanswered = Buffer.alloc(0);
@@ -95,7 +106,7 @@ export class Connection {
     }
     if (socket.destroyed) return;
     const isBehind = socket.writableLength > pauseBytes; // 'drain' tells when it has caught up
-    if (!isBehind && this.#unanswered.length === 0) {
+    if (!isBehind && this.#unanswered.length === 0 && this.#begun.length === 0) {
       socket.resume();
       return;
     }
@@ -106,7 +117,6 @@ export class Connection {
   readonly #goOn = (): void => this.#read(this.#unanswered);
 
   #onFrame(message: Buffer): void {
-    if (this.#socket.destroyed || this.#socket.writableEnded) return; // failed in an earlier frame of the same chunk
     let frame: ClientFrame;
     try {
       checkShape(message, this.#options.limits.maxHashes);
@@ -119,13 +129,41 @@ export class Connection {
     try {
       if (frame.body === undefined) throw unknownRequest(this.#context !== undefined);
       if (this.#context !== undefined) {
-        const body = answer(this.#context, frame.id, frame.body);
-        if (body !== undefined) this.#send(frame.id, body);
+        const answered = answer(this.#context, frame.id, frame.body);
+        if (answered === undefined) return;
+        if ('$case' in answered) this.#send(frame.id, answered);
+        else {
+          this.#begun.push({ id: frame.id, steps: answered });
+          if (this.#options.turns.hasTime) this.#finish(); // to read so many numbers may have taken all of it
+        }
       } else if (frame.body.$case === 'attach') this.#attach(frame.id, frame.body.value);
       else throw new KvError('PROTOCOL', `${frame.body.$case}: before Attach; send Attach first`);
     } catch (error) {
       this.#fail(frame.id, error);
     }
+  }
+
+  /** Goes on with what was begun, a step at least, as far as the turn has time. */
+  #finish(): void {
+    const { turns } = this.#options;
+    for (let first = this.#begun[0]; first !== undefined; first = this.#begun[0]) {
+      try {
+        const step = first.steps.next();
+        if (step.done) {
+          this.#begun.shift();
+          this.#send(first.id, step.value);
+        }
+      } catch (error) {
+        this.#begun.shift();
+        this.#fail(first.id, error);
+      }
+      if (!turns.hasTime) return;
+    }
+  }
+
+  /** What was begun is not finished. */
+  #leave(): void {
+    for (const { steps } of this.#begun.splice(0)) steps.return(undefined as never);
   }
 
   #attach(id: bigint, attach: Attach): void {
@@ -160,7 +198,12 @@ export class Connection {
       if (held) this.#heldByte = byte;
       return held;
     };
-    this.#context = { store, holdings, hashBytes, blockTokens, headerBytes, limits, gauges, tokens, hold, send };
+    const goOn = (id: bigint, steps: Steps<ServerBody>): void => {
+      this.#begun.push({ id, steps });
+      this.#options.turns.later(this.#goOn);
+    };
+    const about = { store, holdings, hashBytes, blockTokens, headerBytes, limits, gauges, tokens };
+    this.#context = { ...about, hold, send, goOn };
     store.counters.add('session.attached');
     log.info({ session: this.session, client: this.#client, pid: peer.pid }, 'session attached');
     const arena = { arenaPath, arenaBytes: BigInt(arenaBytes), arenaId };
@@ -183,6 +226,7 @@ export class Connection {
     this.#send(id, { $case: 'failure', value: { code, message, retry, tier: tier ?? '' } });
     if (code !== 'PROTOCOL' && this.#context !== undefined) return;
     this.#warn('session refused', error);
+    this.#leave();
     this.#socket.end();
     this.#cancelDeadline();
     this.#cancelDeadline = this.#options.clock.after(this.#options.limits.goodbyeMs, () => this.#socket.destroy());
@@ -197,6 +241,7 @@ export class Connection {
     this.#cancelDeadline();
     const { quarantine, peer, onClosed, isByteHeld, turns } = this.#options;
     turns.forget(this.#goOn);
+    this.#leave();
     const byte = this.#heldByte;
     const holdings = this.#context?.holdings;
     holdings?.disconnect();

@@ -4,7 +4,7 @@ import { maxHashesPerFrame } from '@kvtier/wire';
 export interface SessionLimits {
   /** Connections, attached or not, and quarantined sessions together. */
   readonly maxSessions: number;
-  /** Hashes in one request: a million tokens at 16 per block. Bounds the turn that one engine can take from the others. */
+  /** Hashes in one request: a million tokens at 16 per block. What is done to so many goes on over several turns. */
   readonly maxHashes: number;
   /** Time from connecting to Attach. */
   readonly attachDeadlineMs: number;

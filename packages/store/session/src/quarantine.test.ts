@@ -59,3 +59,12 @@ it('where a lock is held its end counts alone, whatever can be seen of processes
   expect(ended).toEqual(['unseen', 'whose workers live on']);
   quarantine.close();
 });
+
+it('a node that closes gives back nothing, and looks at nobody any more', () => {
+  const { clock, quarantine, ended, add } = setUp();
+  add('one', peerProcess(process.pid));
+  add('whose process is gone', { pid: process.pid, startTicks: '1' });
+  quarantine.close();
+  clock.advance(100);
+  expect([ended, clock.pending, quarantine.size]).toEqual([[], 0, 0]);
+});

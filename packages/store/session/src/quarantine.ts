@@ -62,9 +62,12 @@ export class Quarantine {
     return true;
   }
 
-  /** The arena itself goes away, or nothing will be allocated any more. */
+  /**
+   * Nobody is looked at any more, and no slot comes back: the engines live on, and while the tiers close these still take slots. What
+   * is left goes with the arena.
+   */
   close(): void {
-    for (const [session, entry] of this.#entries) this.#end(session, entry, 'closed');
+    this.#entries.clear();
     this.#cancelPoll?.();
     this.#cancelPoll = undefined;
   }

@@ -1,11 +1,12 @@
 /**
  * What a session does with each request: proto in, store call, proto out. Synchronous but for Load, whose answers come
- * through `send`. Throws KvError; the connection turns it into a KvFailure, and PROTOCOL into its end.
+ * through `send`, and for what is done to many blocks, which takes several steps. Throws KvError; the connection turns it into a
+ * KvFailure, and PROTOCOL into its end.
  */
 import { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
-import type { Holdings, LoadEvents, Store } from '@kvtier/placement';
+import { type Holdings, type LoadEvents, type Steps, type Store, stepBlocks } from '@kvtier/placement';
 import { type ClientFrame, type Load as LoadRequest, ReserveStatus, type ServerFrame } from '@kvtier/wire';
 import { checkHashes, unpackHashes, unpackParent, unpackTicket } from './hashes.ts';
 import type { SessionLimits } from './limits.ts';
@@ -29,6 +30,8 @@ export interface RequestContext {
   /** Counters of the server itself, for Stats. */
   readonly gauges: () => Readonly<Record<string, number>>;
   readonly send: (id: bigint, body: ServerBody) => void;
+  /** The answer comes out of these steps; what the session asks later waits for it. */
+  readonly goOn: (id: bigint, steps: Steps<ServerBody>) => void;
 }
 
 const statuses = {
@@ -38,12 +41,18 @@ const statuses = {
   refused: ReserveStatus.RESERVE_STATUS_REFUSED,
 } as const;
 
-/** The answer, or undefined where it goes through `send`: a Load's, and a Reserve's of blocks that are being looked at. */
-export function answer(context: RequestContext, id: bigint, request: ClientBody): ServerBody | undefined {
-  const { holdings, headerBytes, send } = context;
+/**
+ * The answer, or the steps that lead to it; undefined where it comes later: a Load's through `send`, a Reserve's of blocks that are
+ * being looked at through `goOn`.
+ */
+export function answer(
+  context: RequestContext,
+  id: bigint,
+  request: ClientBody,
+): ServerBody | Steps<ServerBody> | undefined {
+  const { holdings, headerBytes, goOn } = context;
   const hashesOf = (packed: Buffer) => unpackHashes(packed, context.hashBytes, context.limits.maxHashes, request.$case);
   const slotsOf = (offsets: readonly bigint[]) => offsets.map((offset) => Number(offset) - headerBytes);
-  const done = (count: number): ServerBody => ({ $case: 'done', value: { count } });
   switch (request.$case) {
     case 'lookup': {
       const { hashes, gaps } = request.value;
@@ -68,7 +77,7 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
       const settled = holdings.settled(hashes);
       if (settled === undefined) return reserve(context, parent, hashes, tokensOf);
       void settled.then(() => {
-        if (holdings.isConnected) send(id, reserve(context, parent, hashes, tokensOf));
+        if (holdings.isConnected) goOn(id, reserve(context, parent, hashes, tokensOf));
       });
       return undefined;
     }
@@ -80,15 +89,16 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
           `commit: ${offsets.length} offsets but ${checksums.length} checksums; send one each`,
         );
       }
-      return done(holdings.commit(slotsOf(offsets), checksums));
+      return counted(holdings.committing(slotsOf(offsets), checksums));
     }
     case 'abort':
-      return done(holdings.abort(slotsOf(request.value.offsets)));
+      return counted(holdings.aborting(slotsOf(request.value.offsets)));
     case 'release':
       return done(holdings.release(request.value.loadId, request.value.corrupt) ? 1 : 0);
     case 'pin': {
       const { hashes, ttlMs, ticket = Buffer.alloc(0) } = request.value;
-      return done(holdings.pin(hashesOf(hashes), ttlMs, ticket.length > 0 ? unpackTicket(ticket, 'pin') : undefined));
+      const shown = ticket.length > 0 ? unpackTicket(ticket, 'pin') : undefined;
+      return counted(holdings.pinning(hashesOf(hashes), ttlMs, shown));
     }
     case 'endPin': {
       const { ticket, hash } = request.value;
@@ -100,7 +110,7 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
     case 'cancelPrefetch':
       return done(holdings.cancelPrefetch(request.value.prefetchId));
     case 'unpin':
-      return done(holdings.unpin(hashesOf(request.value.hashes)));
+      return counted(holdings.unpinning(hashesOf(request.value.hashes)));
     case 'hold': {
       const { byte } = request.value;
       if (byte < 1n || byte > BigInt(Number.MAX_SAFE_INTEGER)) {
@@ -116,6 +126,12 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
         'attach: this session is attached already; open another connection for another session',
       );
   }
+}
+
+const done = (count: number): ServerBody => ({ $case: 'done', value: { count } });
+
+function* counted(steps: Steps<number>): Steps<ServerBody> {
+  return done(yield* steps);
 }
 
 type LearnTokens = (index: number, hash: HashKey, parent: HashKey | null) => void;
@@ -135,15 +151,16 @@ function tokenReader(context: RequestContext, blocks: number, said: Buffer | und
     tokens.learn(namespace, hash, parent, said.subarray(index * blockBytes, (index + 1) * blockBytes));
 }
 
-function reserve(
+function* reserve(
   { holdings, headerBytes }: RequestContext,
   parent: HashKey | null,
   hashes: readonly HashKey[],
   learn: LearnTokens | undefined,
-): ServerBody {
-  const reserved = holdings.reserve(parent, hashes);
-  for (const [index, { status }] of reserved.entries()) {
-    if (status !== 'refused') learn?.(index, hashes[index]!, index === 0 ? parent : hashes[index - 1]!);
+): Steps<ServerBody> {
+  const reserved = yield* holdings.reserving(parent, hashes);
+  for (let index = 0; learn !== undefined && index < reserved.length; index++) {
+    if (reserved[index]!.status !== 'refused') learn(index, hashes[index]!, index === 0 ? parent : hashes[index - 1]!);
+    if ((index + 1) % stepBlocks === 0) yield;
   }
   const value = {
     status: reserved.map(({ status }) => statuses[status]),

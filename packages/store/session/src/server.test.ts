@@ -3,6 +3,7 @@ import { once } from 'node:events';
 import { existsSync, mkdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import net from 'node:net';
 import path from 'node:path';
+import { setTimeout } from 'node:timers/promises';
 import { namespaceFromDigest, unpackHashKeys } from '@kvtier/identity';
 import { Bench, settled, silent } from '@kvtier/placement/testing';
 import { systemClock } from '@kvtier/runtime';
@@ -93,7 +94,7 @@ describe('attach', () => {
   });
 
   it('it comes first, once, and in time', async () => {
-    await rig.start({ attachDeadlineMs: 50 });
+    await rig.start({ attachDeadlineMs: 500 });
     const early = await rig.connect();
     await expect(lookup(early, 'x', 1)).rejects.toMatchObject({ code: 'PROTOCOL' });
     const twice = await rig.attached();
@@ -297,6 +298,26 @@ describe('requests', () => {
     );
     await vi.waitUntil(() => rig.server!.sessions === 1, patience);
   });
+
+  it.each([
+    ['no frame', Buffer.alloc(64, 0xff)],
+    ['frames that are no messages', Buffer.from([1, 0, 0, 0, 0xff, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff])],
+  ])('one that goes on sending %s is ended all the same, and counts once', async (_what, noise) => {
+    const goodbyeMs = 100;
+    await rig.start({ goodbyeMs });
+    const deaf = net.connect({ path: rig.socketPath, allowHalfOpen: true }).resume();
+    deaf.on('error', () => {}); // it writes until it is cut off
+    const closed = new Promise((resolve) => deaf.once('close', resolve));
+    const writes = setInterval(() => deaf.write(noise), goodbyeMs / 10);
+    const began = performance.now();
+    const ended = await Promise.race([closed.then(() => true), setTimeout(20 * goodbyeMs, false)]);
+    clearInterval(writes);
+    deaf.destroy();
+    expect(ended).toBe(true);
+    expect(performance.now() - began).toBeGreaterThan(goodbyeMs / 2); // it had its time to read why
+    expect(rig.bench.store.counters.get('session.failed.PROTOCOL')).toBe(1);
+    await vi.waitUntil(() => rig.server!.sessions === 0, patience);
+  });
 });
 
 describe('slow and stopped engines', () => {
@@ -378,6 +399,15 @@ describe('when a connection ends', () => {
     await rig.attached(client.id);
     await client.ended;
     expect(rig.bench.arena.busySlots).toBe(0);
+    expect(rig.server!.quarantined).toBe(0);
+  });
+
+  it('because the server closes, slots stay taken: the engine lives on, and tiers that are closed later take slots still', async () => {
+    await rig.start();
+    const client = await rig.attached();
+    await client.call({ $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: packed('y', 2) } }, 'reserved');
+    await rig.server!.close();
+    expect(rig.bench.arena.busySlots).toBe(2);
     expect(rig.server!.quarantined).toBe(0);
   });
 

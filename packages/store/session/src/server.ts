@@ -53,7 +53,7 @@ export class SessionServer {
     return this.#quarantine.size;
   }
 
-  /** Stop accepting, end all sessions, give their slots back, remove the socket. */
+  /** Stop accepting, end all sessions, remove the socket. Slots that copies may still use stay taken: they go with the arena. */
   async close(): Promise<void> {
     removeSocket(this.#options.socketPath, this.#socketInode);
     const closed = new Promise<void>((resolve) => this.#server.close(() => resolve()));

@@ -3,6 +3,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { native } from '@kvtier/data-plane';
+import type { StoreLimits } from '@kvtier/placement';
 import { Bench, silent } from '@kvtier/placement/testing';
 import { systemClock } from '@kvtier/runtime';
 import type { SessionLimits } from '../limits.ts';
@@ -19,6 +20,8 @@ export class ServedBench {
   server: SessionServer | undefined;
   /** Laid over the server's options. */
   more: Partial<SessionServerOptions> = {};
+  /** Laid over those of the store. */
+  storeLimits: Partial<StoreLimits> = {};
   /** Called for each answer about statistics. */
   gauges: () => Record<string, number> = () => ({});
   readonly #clients: RawClient[] = [];
@@ -29,7 +32,7 @@ export class ServedBench {
     options: ConstructorParameters<typeof Bench>[2] = {},
     tokens: TokenSink | null = null,
   ): Promise<void> {
-    this.bench = new Bench(slotCount, { maxReservedBytes: 6 }, options);
+    this.bench = new Bench(slotCount, { maxReservedBytes: 6, ...this.storeLimits }, options);
     this.server = await SessionServer.listen({
       socketPath: this.socketPath,
       store: this.bench.store,

@@ -1,0 +1,259 @@
+/**
+ * What one session has reserved for writing.
+ *
+ * Life of a slot:   reserve → (engine writes) → commit → visible        or abort → free
+ *
+ * Invariants: a block becomes visible only by `commit` of the session that reserved it; a slot is committed or aborted once. A long
+ * chain is reserved and committed over several turns (steps.ts): blocks of its beginning can be had before those of its end.
+ */
+import { KvError } from '@kvtier/errors';
+import type { HashKey } from '@kvtier/identity';
+import type { NamespaceState } from './fetches.ts';
+import type { StoreParts } from './parts.ts';
+import { isStepEnd, type Steps, stepBlocks } from './steps.ts';
+
+export type ReserveStatus = 'reserved' | 'held' | 'busy' | 'refused';
+
+export interface Reservation {
+  readonly status: ReserveStatus;
+  /** Offset of the slot's header; undefined unless 'reserved'. */
+  readonly slot: number | undefined;
+  /** Why it was refused; '' when it was not. */
+  readonly reason: string;
+}
+
+/** What a session is, apart from its namespace. */
+export interface SessionTraits {
+  readonly blockTokens: number;
+  readonly tenant: number;
+  /** 0: its blocks do not expire. */
+  readonly ttlS: number;
+}
+
+interface Reserved {
+  readonly hash: HashKey;
+  readonly parent: HashKey | null;
+  /** Whose room it takes: the block's owner's, where a tier has it, else this session's tenant's. */
+  readonly payer: number;
+}
+
+export class SessionWrites {
+  readonly #parts: StoreParts;
+  readonly #state: NamespaceState;
+  readonly #traits: SessionTraits;
+  readonly #reserved = new Map<number, Reserved>();
+  #connected = true;
+
+  constructor(parts: StoreParts, state: NamespaceState, traits: SessionTraits) {
+    this.#parts = parts;
+    this.#state = state;
+    this.#traits = traits;
+  }
+
+  get slotCount(): number {
+    return this.#reserved.size;
+  }
+
+  /**
+   * Slots for new blocks of one chain; `parent` precedes the first. What follows a refused block is refused too: without
+   * its parent it could never be found. Nor is any of the chain evicted for another of it: what it holds is pinned meanwhile.
+   */
+  *reserve(parent: HashKey | null, hashes: readonly HashKey[]): Steps<Reservation[]> {
+    const kept: HashKey[] = [];
+    this.#parts.sweep();
+    try {
+      yield* this.#keep(parent, hashes, kept);
+      const out = yield* this.#take(parent, hashes);
+      while (kept.length > 0) {
+        if (kept.length % stepBlocks === 0) yield;
+        this.#parts.pins.unpin(this.#state.namespace, kept.pop()!);
+      }
+      yield* this.#used(hashes.filter((_, index) => out[index]?.status === 'held'));
+      return out;
+    } finally {
+      for (const hash of kept) this.#parts.pins.unpin(this.#state.namespace, hash);
+    }
+  }
+
+  /** The bytes are in place: make the blocks visible and send them down. Returns the count. */
+  *commit(slots: readonly number[], checksums: readonly bigint[]): Steps<number> {
+    const { counters, failpoint, wallS, pumpWriteDowns } = this.#parts;
+    const { ttlS } = this.#traits;
+    const expiresS = ttlS === 0 ? 0 : wallS() + ttlS;
+    for (const slot of slots) this.#mustBeReserved(slot, 'commit');
+    failpoint?.('store.commit.before');
+    let published = 0;
+    try {
+      for (const [index, slot] of slots.entries()) {
+        if (this.#publish(slot, checksums[index]!, expiresS)) published++;
+        if (isStepEnd(index + 1, slots.length)) yield;
+        if (!this.#connected) break;
+      }
+    } finally {
+      counters.add('commit.blocks', published);
+      pumpWriteDowns();
+    }
+    return slots.length;
+  }
+
+  /** Give reserved slots back unwritten. Returns the count. */
+  *abort(slots: readonly number[]): Steps<number> {
+    for (const slot of slots) this.#mustBeReserved(slot, 'abort');
+    for (const [index, slot] of slots.entries()) {
+      this.#drop(slot);
+      if (isStepEnd(index + 1, slots.length)) yield;
+      if (!this.#connected) break;
+    }
+    this.#parts.counters.add('abort.blocks', slots.length);
+    return slots.length;
+  }
+
+  /** Another engine may write these blocks anew, into other slots: this session can no longer commit them. */
+  disconnect(): void {
+    this.#connected = false;
+    for (const { hash } of this.#reserved.values()) this.#state.writing.delete(hash);
+  }
+
+  /** No copy into them can be under way any more. */
+  end(): void {
+    for (const [slot, { payer }] of this.#reserved) {
+      this.#parts.arena.free(slot);
+      this.#parts.tenants.settle(payer, 0, this.#state.payloadBytes);
+    }
+    this.#reserved.clear();
+  }
+
+  /** Pins what the arena holds of a chain. */
+  *#keep(parent: HashKey | null, hashes: readonly HashKey[], kept: HashKey[]): Steps<void> {
+    const { arena, pins, removeIfOver } = this.#parts;
+    const { namespace } = this.#state;
+    if (hashes.length <= stepBlocks) {
+      for (const hash of hashes) removeIfOver(namespace, hash);
+      const chain = parent === null ? hashes : [parent, ...hashes];
+      const held = chain.filter((hash) => arena.get(namespace, hash) !== undefined);
+      if (held.length === chain.length) return; // nothing will be allocated
+      for (const hash of held) pins.pin(namespace, hash);
+      kept.push(...held);
+      return;
+    }
+    const keep = (hash: HashKey): void => {
+      if (arena.get(namespace, hash) === undefined) return;
+      pins.pin(namespace, hash);
+      kept.push(hash);
+    };
+    if (parent !== null) keep(parent);
+    for (const [index, hash] of hashes.entries()) {
+      removeIfOver(namespace, hash);
+      keep(hash);
+      if (isStepEnd(index + 1, hashes.length)) yield;
+    }
+    yield;
+  }
+
+  *#take(parent: HashKey | null, hashes: readonly HashKey[]): Steps<Reservation[]> {
+    const { arena, pins, limits, counters, failpoint, tenants, ownerOf } = this.#parts;
+    const { namespace, payloadBytes, writing } = this.#state;
+    const maxReserved = Math.max(1, Math.floor(limits.maxReservedBytes / payloadBytes));
+    let refusal = parent !== null && !this.#isKnown(parent) ? 'no_parent' : '';
+    let before = parent;
+    const out: Reservation[] = [];
+    for (const hash of hashes) {
+      if (!this.#connected) break;
+      let status: ReserveStatus = 'refused';
+      let slot: number | undefined;
+      const payer = ownerOf(namespace, hash) || this.#traits.tenant;
+      if (this.#isHeld(hash)) status = 'held';
+      else if (writing.has(hash) || pins.isLeaving(namespace, hash)) status = 'busy';
+      else if (refusal === '') {
+        const stranger = arena.get(namespace, hash) !== undefined;
+        if (stranger) refusal = 'other_size';
+        else if (this.#reserved.size >= maxReserved) refusal = 'session_limit';
+        else if (!tenants.reserve(payer, 0, payloadBytes)) refusal = 'quota';
+        else {
+          slot = arena.allocate(namespace, payloadBytes);
+          if (slot === undefined) {
+            refusal = 'no_space';
+            tenants.settle(payer, 0, payloadBytes);
+          }
+        }
+      }
+      if (slot !== undefined) {
+        status = 'reserved';
+        writing.add(hash);
+        this.#reserved.set(slot, { hash, parent: before, payer });
+        failpoint?.('store.reserve.allocated');
+      }
+      if (status === 'refused') counters.add(`reserve.refused.${refusal}`);
+      else counters.add(`reserve.${status}`);
+      out.push({ status, slot, reason: status === 'refused' ? refusal : '' });
+      before = hash;
+      if (isStepEnd(out.length, hashes.length)) yield;
+    }
+    return out;
+  }
+
+  /** What an engine holds itself it never looks up here; that it is still in use shows when it offers it again. */
+  *#used(held: readonly HashKey[]): Steps<void> {
+    if (held.length === 0) return;
+    const { arena, recency, onUsed, pumpWriteDowns } = this.#parts;
+    const { namespace } = this.#state;
+    recency.used(namespace, held, held.length);
+    try {
+      for (const [index, hash] of held.entries()) {
+        if (arena.get(namespace, hash) !== undefined) onUsed(this.#state, hash, false);
+        if (isStepEnd(index + 1, held.length)) yield;
+      }
+    } finally {
+      pumpWriteDowns(); // a tier may want them now, and no commit need follow
+    }
+  }
+
+  /** Returns whether the block was not there yet. */
+  #publish(slot: number, checksum: bigint, expiresS: number): boolean {
+    const { arena, pins, counters, failpoint, tenants, onCommitted, removeIfOver } = this.#parts;
+    const { namespace, payloadBytes, writing } = this.#state;
+    const { hash, parent, payer } = this.#mustBeReserved(slot, 'commit');
+    this.#reserved.delete(slot);
+    writing.delete(hash);
+    tenants.settle(payer, 0, payloadBytes);
+    removeIfOver(namespace, hash);
+    if (arena.get(namespace, hash) !== undefined || pins.isLeaving(namespace, hash)) {
+      arena.free(slot); // promoted from a lower tier meanwhile, and perhaps found corrupt and still leased
+      counters.add('commit.duplicate');
+      return false;
+    }
+    const fields = { hash, parent, tokenCount: this.#traits.blockTokens, payloadBytes, checksum, expiresS };
+    tenants.during(payer, () => arena.publish(namespace, fields, slot));
+    failpoint?.('store.commit.published');
+    onCommitted(this.#state, hash);
+    return true;
+  }
+
+  #drop(slot: number): void {
+    const { hash, payer } = this.#mustBeReserved(slot, 'abort');
+    this.#reserved.delete(slot);
+    this.#state.writing.delete(hash);
+    this.#parts.arena.free(slot);
+    this.#parts.tenants.settle(payer, 0, this.#state.payloadBytes);
+  }
+
+  #mustBeReserved(slot: number, call: string): Reserved {
+    const reserved = this.#reserved.get(slot);
+    if (reserved !== undefined) return reserved;
+    throw new KvError(
+      'PROTOCOL',
+      `${call}: the slot at ${slot} is not reserved by this session; commit or abort each slot once`,
+    );
+  }
+
+  #isHeld(hash: HashKey): boolean {
+    const { arena, locate, isOver } = this.#parts;
+    const block = arena.get(this.#state.namespace, hash);
+    const inArena = block?.payloadBytes === this.#state.payloadBytes && !isOver(block.expiresS);
+    return inArena || this.#state.fetching.has(hash) || locate(this.#state, hash) !== undefined;
+  }
+
+  #isKnown(hash: HashKey): boolean {
+    return this.#state.writing.has(hash) || this.#isHeld(hash);
+  }
+}

@@ -1,0 +1,159 @@
+/** What is done to many blocks over several turns, and what may happen between these. */
+import type { HashKey } from '@kvtier/identity';
+import { describe, expect, it } from 'vitest';
+import { inOneTurn, type Steps, stepBlocks } from './steps.ts';
+import { Bench, type BlockWriter, chain, namespaceNamed } from './testing/bench.ts';
+import { settled } from './testing/model.ts';
+import { type Ticket, ticketBytes, ticketOf } from './tickets.ts';
+
+const generous = { maxReservedBytes: 1e6, maxPinnedBytes: 1e6, maxPinTtlMs: 60_000, maxLeasedBytes: 1e6 };
+const ticket = (number: number): Ticket => ticketOf(Buffer.alloc(ticketBytes, number));
+const benchOf = (slots: number, limits = {}): Bench => new Bench(slots, { ...generous, ...limits }, { lower: [] });
+
+/** So many steps, none of them the last. */
+function go(steps: Steps<unknown>, count: number): void {
+  for (let step = 0; step < count; step++) expect(steps.next().done).toBe(false);
+}
+
+function pinOf(count: number, limits = {}): { bench: Bench; engine: BlockWriter; steps: Steps<number> } {
+  const bench = benchOf(2 * count, limits);
+  const engine = bench.engine();
+  engine.put(chain('x', count));
+  return { bench, engine, steps: engine.holdings.pinning(chain('x', count), 1_000, ticket(1)) };
+}
+
+const nothing = (bench: Bench): void => {
+  bench.store.checkIntegrity();
+  expect([bench.arena.busySlots, bench.store.stats().counters['arena.pinned_blocks']]).toEqual([0, 0]);
+};
+
+describe('a pin of many blocks', () => {
+  it('goes on step by step, and ends as if it had been one', () => {
+    const { bench, engine, steps } = pinOf(8_192);
+    const seen: number[] = [];
+    for (let step = steps.next(); ; step = steps.next()) {
+      seen.push(engine.holdings.counts.pins);
+      if (step.done) break;
+    }
+    expect(seen).toEqual(Array.from({ length: 8_192 / stepBlocks }, (_, at) => (at + 1) * stepBlocks));
+    expect(bench.arena.busySlots).toBe(8_192);
+    bench.clock.advance(1_000);
+    expect(bench.clock.pending).toBe(0);
+    nothing(bench);
+  });
+
+  it('says exactly what it keeps in the end, though some of it has left meanwhile', async () => {
+    const { bench, engine, steps } = pinOf(4 * stepBlocks);
+    go(steps, 2);
+    const wrong = [0, stepBlocks, 3 * stepBlocks];
+    for (const at of wrong) bench.damaged.add(`nx${at}`);
+    const load = engine.load(chain('x', 4 * stepBlocks));
+    await settled();
+    engine.release(load, wrong);
+    await settled();
+    expect(inOneTurn(steps)).toBe(4 * stepBlocks - 3);
+    expect([engine.holdings.counts.pins, bench.arena.busySlots]).toEqual([4 * stepBlocks - 3, 4 * stepBlocks - 3]);
+    bench.clock.advance(1_000);
+    nothing(bench);
+  });
+
+  it('whose ticket is shown meanwhile keeps nothing, and counts all', () => {
+    const { bench, steps } = pinOf(4 * stepBlocks);
+    go(steps, 2);
+    expect(bench.store.endPin(namespaceNamed('n'), ticket(1), null)).toBe(2 * stepBlocks);
+    expect([inOneTurn(steps), bench.clock.pending]).toEqual([4 * stepBlocks, 0]);
+    nothing(bench);
+  });
+
+  it('beyond the bound of tickets stays for its time, and is ended by nobody', () => {
+    const { bench, steps } = pinOf(4 * stepBlocks, { maxTicketBlocks: 3 * stepBlocks });
+    expect(inOneTurn(steps)).toBe(4 * stepBlocks);
+    expect(bench.store.counters.get('pin.refused.tickets')).toBe(1);
+    expect([bench.store.endPin(namespaceNamed('n'), ticket(1), null), bench.arena.busySlots]).toEqual([
+      0,
+      4 * stepBlocks,
+    ]);
+    bench.clock.advance(1_000);
+    expect(bench.clock.pending).toBe(0);
+    nothing(bench);
+  });
+});
+
+describe('a session that ends in the midst', () => {
+  it.each(['pinning', 'reserving', 'committing', 'aborting'] as const)('of %s leaves nothing', (what) => {
+    const bench = benchOf(8 * stepBlocks);
+    const engine = bench.engine();
+    const hashes = chain('x', 4 * stepBlocks);
+    if (what === 'pinning') engine.put(hashes);
+    if (what === 'reserving') engine.put(hashes.slice(0, stepBlocks));
+    const slots = what.endsWith('tting') || what === 'aborting' ? engine.holdings.reserve(null, hashes) : [];
+    const offsets = slots.map(({ slot }) => slot!);
+    const steps: Steps<unknown> = {
+      pinning: () => engine.holdings.pinning(hashes, 1_000, ticket(1)),
+      reserving: () => engine.holdings.reserving(null, hashes),
+      committing: () =>
+        engine.holdings.committing(
+          offsets,
+          offsets.map(() => 0n),
+        ),
+      aborting: () => engine.holdings.aborting(offsets),
+    }[what]();
+    go(steps, 2);
+    engine.holdings.disconnect();
+    inOneTurn(steps); // whoever goes on with it all the same changes nothing
+    engine.holdings.end();
+    expect(bench.clock.pending).toBeLessThanOrEqual(1); // what notes the uses of blocks
+    nothing(bench);
+    expect(
+      bench
+        .engine()
+        .put(chain('y', 8 * stepBlocks))
+        .every((status) => status === 'reserved'),
+    ).toBe(true);
+  });
+});
+
+it('what is left early gives back what it held for itself', () => {
+  const bench = benchOf(8 * stepBlocks);
+  const engine = bench.engine();
+  const hashes = chain('x', 4 * stepBlocks);
+  engine.put(hashes.slice(0, 3 * stepBlocks));
+  const steps = engine.holdings.reserving(null, hashes);
+  go(steps, 3);
+  expect(bench.arena.busySlots).toBeGreaterThan(0);
+  steps.return([]);
+  nothing(bench);
+});
+
+it('none of a chain is evicted for another of it, nor by others between two steps', () => {
+  const bench = benchOf(4 * stepBlocks);
+  const [engine, other] = [bench.engine(), bench.engine()];
+  const hashes = chain('x', 4 * stepBlocks);
+  engine.put(hashes.slice(0, 2 * stepBlocks));
+  const steps = engine.holdings.reserving(null, hashes);
+  go(steps, 4); // the chain is pinned, and nothing taken yet
+  expect(other.put(chain('y', 3 * stepBlocks)).filter((status) => status === 'reserved')).toHaveLength(2 * stepBlocks);
+  const statuses = inOneTurn(steps).map(({ status }) => status);
+  expect(statuses).toEqual(
+    Array.from({ length: 4 * stepBlocks }, (_, at) => (at < 2 * stepBlocks ? 'held' : 'reserved')),
+  );
+  expect(engine.lookup(hashes).held).toBe(2 * stepBlocks);
+});
+
+it('a chain that is committed can be had from its beginning on, step by step', () => {
+  const bench = benchOf(4 * stepBlocks);
+  const engine = bench.engine();
+  const hashes: HashKey[] = chain('x', 4 * stepBlocks);
+  const slots = engine.holdings.reserve(null, hashes).map(({ slot }) => slot!);
+  const steps = engine.holdings.committing(
+    slots,
+    slots.map(() => 0n),
+  );
+  const held: number[] = [];
+  for (let step = steps.next(); ; step = steps.next()) {
+    held.push(engine.lookup(hashes).held);
+    if (step.done) break;
+  }
+  expect(held).toEqual([1, 2, 3, 4].map((count) => count * stepBlocks));
+  expect(bench.store.counters.get('commit.blocks')).toBe(4 * stepBlocks);
+});
