@@ -3,12 +3,12 @@
  * needs, and lives until Ctrl-C, which leaves nothing.
  */
 import { SetupError, script } from '../../scripts/lib/command.mjs';
-import { testPackages } from '../../scripts/lib/system.mjs';
+import { redisPackages } from '../../scripts/lib/system.mjs';
 import { importTypeScript } from '../../scripts/lib/typescript.mjs';
 import { setup } from '../../scripts/setup.mjs';
 
 await script(async ([kind]) => {
-  await setup({ need: ['npm'], packages: Object.keys(testPackages) });
+  await setup({ need: ['npm'], packages: redisPackages });
   const { RedisServer, startTls, startCluster, startSentinel, aclRules } =
     await importTypeScript('infra/redis/servers.ts');
   const starts = {

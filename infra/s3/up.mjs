@@ -3,12 +3,12 @@
  * and lives until Ctrl-C, which leaves nothing.
  */
 import { script } from '../../scripts/lib/command.mjs';
-import { testPackages } from '../../scripts/lib/system.mjs';
+import { s3Packages } from '../../scripts/lib/system.mjs';
 import { importTypeScript } from '../../scripts/lib/typescript.mjs';
 import { setup } from '../../scripts/setup.mjs';
 
 await script(async (args) => {
-  await setup({ need: ['npm'], packages: Object.keys(testPackages) });
+  await setup({ need: ['npm'], packages: s3Packages });
   const { S3Server, s3Credentials } = await importTypeScript('infra/s3/servers.ts');
   const { makeBucket } = await importTypeScript('packages/store/tiers/src/s3/testing/s3.ts');
   const port = args.includes('--port') ? Number(args[args.indexOf('--port') + 1]) : undefined;

@@ -45,6 +45,10 @@ export const testPackages = {
   'libgtest-dev': header('gtest/gtest.h'),
 };
 
+/** Of these, what servers by hand need (infra/redis/up.mjs, infra/s3/up.mjs). */
+export const redisPackages = ['redis-server', 'redis-sentinel', 'redis-tools', 'openssl'];
+export const s3Packages = ['ceph-mon', 'ceph-osd', 'radosgw', 'ceph-common', 'openssl'];
+
 /** Packages that a bench suite may ask for. Others are looked up with dpkg-query. */
 const morePackages = { fio: program('fio'), git: program('git') };
 
