@@ -10,6 +10,7 @@ from pathlib import Path
 
 PATH = Path(__file__).resolve().parents[4] / "build/cuda-emulated/libstandin_cuda.so"
 #: What a driver says of pinning under confidential computing.
+OUT_OF_MEMORY = 2
 NOT_SUPPORTED = 801
 
 
@@ -50,6 +51,9 @@ class Driver:
 
     def refuse_pinning(self, status: int) -> None:
         self._library.kvtier_standin_refuse_pinning(status)
+
+    def refuse_memory(self, status: int) -> None:
+        self._library.kvtier_standin_refuse_memory(status)
 
     @property
     def registered_bytes(self) -> int:

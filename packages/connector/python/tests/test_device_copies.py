@@ -16,7 +16,7 @@ from array import array
 
 import kvtier
 from rig import numbers, until
-from standin import NOT_SUPPORTED, Driver
+from standin import NOT_SUPPORTED, OUT_OF_MEMORY, Driver
 
 DRIVER = Driver()
 ID = 0x1234_5678_9ABC_DEF0
@@ -224,6 +224,20 @@ class Pinning(DeviceCase):
         self.assertEqual(self.in_slot(offsets[1], 4096), content[4096:8192])
         counts = self.copies.counts()
         self.assertEqual((counts.pinned_bytes, counts.pins_refused, counts.bounced_bytes), (0, 1, 6 * 4096))
+
+    def test_memory_that_lacks_for_once_costs_that_copy_alone(self) -> None:
+        """Neither the arena nor a stage of its own can be pinned: as under a container's limit."""
+        DRIVER.refuse_pinning(OUT_OF_MEMORY)
+        self.addCleanup(DRIVER.refuse_memory, 0)
+        arena = self.copies.map(self.ref)
+        _, content, layout, offsets = self.simple()
+        self.pinned(arena)
+        DRIVER.refuse_memory(OUT_OF_MEMORY)
+        self.assertEqual(self.done(self.copies.store(arena, layout, numbers(6), offsets)).bad, list(range(6)))
+        DRIVER.refuse_memory(0)
+        sums = self.done(self.copies.store(arena, layout, numbers(6), offsets)).checksums
+        self.assertEqual(self.done(self.copies.load(arena, layout, numbers(6), offsets, sums)).bad, [])
+        self.assertEqual(self.copies.counts().hung, 0)
 
 
 class Hanging(DeviceCase):

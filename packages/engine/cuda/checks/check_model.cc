@@ -288,6 +288,19 @@ KVTIER_CHECK(model_refusals) {
              }).ends_with("a tensor ends past the file"));
 }
 
+// What the GPU has no room for is refused before anything is loaded.
+KVTIER_CHECK(model_wide_heads) {
+  Family family = Families()[0];
+  family.head_dim = 256;
+  const TinyModel model(family, kBf16);
+  const size_t granted = gpu::Info().shared_bytes_per_block;
+  const std::string said = ErrorOf([&] { CudaTransformer(model.shape, model.plan, kLimits, Options(kBf16, kBf16)); });
+  ExpectTrue("CudaTransformer", "heads of 256",
+             granted >= kWideHeadsSharedBytes
+                 ? said == "no error"
+                 : said.starts_with("CONFIG: heads of 256 take 131072 bytes of a thread block's shared memory, this GPU grants " + std::to_string(granted)));
+}
+
 #if defined(KVTIER_EMULATED)
 // The last check of this file: the device that hangs stays so until the fault is taken back.
 KVTIER_CHECK(model_hang) {

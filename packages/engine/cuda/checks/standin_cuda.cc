@@ -32,7 +32,7 @@ std::map<void*, std::unique_ptr<gpu::Buffer>> buffers;
 std::map<void*, std::unique_ptr<gpu::PinnedBuffer>> pinned;
 std::set<void*> streams, events;
 std::string module;
-int refuse_pinning = 0;
+int refuse_pinning = 0, refuse_memory = 0;
 size_t registered_bytes = 0;
 std::map<void*, size_t> registered;
 
@@ -84,6 +84,11 @@ ENTRY kvtier_standin_fault(int fault) {
 // The status that pinning gives from now on; 0: it works.
 ENTRY kvtier_standin_refuse_pinning(int status) {
   refuse_pinning = status;
+  return 0;
+}
+// The same of memory that is pinned from its beginning.
+ENTRY kvtier_standin_refuse_memory(int status) {
+  refuse_memory = status;
   return 0;
 }
 extern "C" __attribute__((visibility("default"))) size_t kvtier_standin_registered_bytes() {
@@ -213,6 +218,7 @@ ENTRY cuMemFree_v2(void* data) {
   });
 }
 ENTRY cuMemHostAlloc(void** data, size_t bytes, unsigned) {
+  if (refuse_memory != 0) return refuse_memory;
   return Guard([&] {
     auto buffer = std::make_unique<gpu::PinnedBuffer>(bytes, "the emulated driver");
     *data = buffer->data();

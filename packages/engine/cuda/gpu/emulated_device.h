@@ -13,7 +13,7 @@
 namespace kvtier::gpu::emulated {
 
 constexpr auto kSlice = std::chrono::milliseconds(1);  // how often a wait looks whether it has become pointless
-constexpr size_t kSharedBytesPerBlock = 227 << 10;     // as sm_90 allows
+constexpr size_t kSharedBytesPerBlock = 227 << 10;     // as sm_90 allows, unless it is told otherwise: KVTIER_EMULATED_SHARED=BYTES
 constexpr size_t kDeviceBytes = size_t{1} << 30;  // unless it is told otherwise: KVTIER_EMULATED_MEMORY=BYTES, TellMemory
 constexpr size_t kMaxPitchBytes = (size_t{1} << 31) - 1;
 
@@ -24,6 +24,7 @@ struct Planned {
 };
 Planned PlannedFault();
 size_t PlannedBytes();
+size_t SharedBytesPerBlock();
 
 struct Device {
   std::mutex mutex;

@@ -366,7 +366,7 @@ void LaunchRaw(Stream& stream, const LaunchArgs& args) {
       grid.z - 1 >= 65535) {
     Fail(std::string("kernel ") + args.name + ": a grid or block that no GPU takes");
   }
-  if (args.shared_bytes > kSharedBytesPerBlock) Fail(std::string("kernel ") + args.name + ": too much shared memory");
+  if (args.shared_bytes > SharedBytesPerBlock()) Fail(std::string("kernel ") + args.name + ": too much shared memory");
   const Grid launch{{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, args.shared_bytes, args.emulated, args.name};
   Stream::Impl& to = *stream.impl();
   if (!to.capture) {

@@ -38,6 +38,11 @@ size_t PlannedBytes() {
   return text == nullptr ? kDeviceBytes : strtoull(text, nullptr, 10);
 }
 
+size_t SharedBytesPerBlock() {
+  static const char* const text = getenv("KVTIER_EMULATED_SHARED");
+  return text == nullptr ? kSharedBytesPerBlock : strtoull(text, nullptr, 10);
+}
+
 // Never destroyed: threads of streams outlive everything else.
 Device& device() {
   static Device& one = *new Device;
@@ -124,7 +129,7 @@ void Use(int index) {
 DeviceInfo Info() {
   Check();
   std::lock_guard lock(device().mutex);
-  return {"emulated", 90, 4, device().total_bytes, FreeBytes(device()), kSharedBytesPerBlock, kMaxPitchBytes, true};
+  return {"emulated", 90, 4, device().total_bytes, FreeBytes(device()), SharedBytesPerBlock(), kMaxPitchBytes, true};
 }
 
 void* DeviceMemory::Allocate(size_t bytes, const std::string& what) {

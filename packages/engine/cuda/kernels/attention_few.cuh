@@ -28,6 +28,7 @@ struct KeyPiece {
   static constexpr int kOutStride = kDim + 8;  // floats; 8 rows of a fragment in different banks
   static constexpr int kMergeBytes = (kWarps * kFewRows * (kOutStride + 2) + kFewRows * kMostParts) * 4;
   static constexpr int kSharedBytes = kWarps * kWarpBytes > kMergeBytes ? kWarps * kWarpBytes : kMergeBytes;
+  static_assert(kSharedBytes <= static_cast<int>(kDim <= 128 ? kLeastSharedBytes : kWideHeadsSharedBytes));
 
   // Starts the copy of a piece's keys and values; lanes `source` and source + 1 hold LocateKeys of its two groups of 8 keys.
   static __device__ __forceinline__ void Start(uint8_t* stage, const uint8_t* pool, int64_t to_values, uint32_t places, int source,

@@ -29,6 +29,7 @@ struct RowTile {
   static constexpr int kQueryBytes = kRows * kDim * 2, kTileBytes = kKeys * kDim * 2;
   static constexpr int kRawBytes = kWiden ? kKeys * kDim : 0;
   static constexpr int kSharedBytes = kQueryBytes + 2 * kTileBytes + kRawBytes;
+  static_assert(kSharedBytes <= static_cast<int>(kDim <= 128 ? kLeastSharedBytes : kWideHeadsSharedBytes));
 
   // Whether a tile follows is compared twice where ptxas spills for the answer, and once where it spills for the comparison.
   static constexpr bool kAskAgain = kDim == 128 && !(kWiden && NumberTypeOf<T>::value == NumberType::kF16);

@@ -48,9 +48,12 @@ void Tiles(Stream& stream, const GemmArgs& a) {
 template <class T>
 void Tensor(Stream& stream, const GemmArgs& a, bool share) {
   static const int64_t multiprocessors = gpu::Info().multiprocessors;
+  static const size_t shared_bytes = gpu::Info().shared_bytes_per_block;
   if (a.rows <= 8) return Few<T, 1, 1>(stream, a);
   const bool small = a.outputs * (a.inputs / 8) <= UINT32_MAX;
-  if (share && small && a.rows <= 64 && Pieces(a.outputs, kSharedOutputs) >= multiprocessors) {
+  // 64 rows are more than the smaller GPUs (compute capability 8.6, 8.9, 12) grant to a block: there the same bits come from few rows each.
+  const int64_t most = SharedRowsBytes<8>() <= shared_bytes ? 64 : 32;
+  if (share && small && a.rows <= most && Pieces(a.outputs, kSharedOutputs) >= multiprocessors) {
     return a.rows <= 16 ? Shared<T, 2>(stream, a) : a.rows <= 32 ? Shared<T, 4>(stream, a) : Shared<T, 8>(stream, a);
   }
   if (a.rows <= 16) return Few<T, 2, 1>(stream, a);

@@ -104,6 +104,8 @@ struct AttentionArgs {
 };
 // Scratch of the parts of keys, and of the atomics that count them, for plans of that many rows (AttentionWorkspaceRows).
 int64_t AttentionWorkspaceBytes(int64_t workspace_rows, int64_t head_dim);
+// Shared memory of a thread block that each GPU of compute capability 8.0 and newer grants, and what heads of more than 128 take.
+constexpr size_t kLeastSharedBytes = 99 << 10, kWideHeadsSharedBytes = 128 << 10;
 // Any batch. head_dim 16, 32, 64, 80, 96, 128, 256. v1: one warp per query, any type, the reference on the device; v2: tensor
 // cores (f16, bf16; KV of the same type or e4m3), tiles of queries of all heads that share a KV head, against parts of their keys,
 // as the plan says: equal bits in any company. `version` 0: the best. A plan for captured launches depends on bounds only.

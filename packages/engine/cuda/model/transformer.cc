@@ -42,6 +42,12 @@ void RequireServed(const Shape& shape, const Limits& limits, const CudaOptions& 
   if (options.kv != options.compute && options.kv != NumberType::kE4m3) {
     throw std::invalid_argument("CONFIG: the KV cache is of the type that is computed in, or fp8 (e4m3)");
   }
+  const size_t shared_bytes = gpu::Info().shared_bytes_per_block;
+  if (options.compute != NumberType::kF32 && shape.head_dim > 128 && shared_bytes < kWideHeadsSharedBytes) {
+    throw std::invalid_argument("CONFIG: heads of " + std::to_string(shape.head_dim) + " take " + std::to_string(kWideHeadsSharedBytes) +
+                                " bytes of a thread block's shared memory, this GPU grants " + std::to_string(shared_bytes) +
+                                "; serve the model on one of compute capability 8.0, 9.0 or 10.0");
+  }
   Batch one{};
   one.sequences = one.rows = 1;
   AttentionArgs args{};
@@ -63,8 +69,8 @@ void Abandon(std::unique_ptr<T> state) {
 }  // namespace
 
 std::shared_ptr<const DeviceWeights> LoadWeights(const Shape& shape, const WeightPlan& plan, const Limits& limits, const CudaOptions& options) {
-  RequireServed(shape, limits, options);
   gpu::Use(options.device);
+  RequireServed(shape, limits, options);
   ThreadPool threads(static_cast<int>(limits.threads));
   return std::make_shared<const DeviceWeights>(LoadDeviceWeights(plan, shape.norm_offset, options.compute, threads));
 }

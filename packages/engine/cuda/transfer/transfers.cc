@@ -157,10 +157,10 @@ TransferResult Transfers::Move(const Call& call, const Deliver& deliver) {
     }
     throw;
   }
-  if (result.outcome == Outcome::kDone) {
-    End(std::move(hold), idle);
-  } else {
+  if (result.outcome == Outcome::kTimedOut) {
     seclude(false);
+  } else {
+    End(std::move(hold), idle);
   }
   return result;
 }
@@ -175,7 +175,14 @@ void Transfers::Run(Hold& hold, const Call& call, const Deliver& deliver, Transf
   const int64_t by_engine = std::clamp<int64_t>(options_.batch_bytes / kv_.block_bytes, 1, std::min(per_batch, options_.batch_blocks));
   if (!arena.pinned()) {
     per_batch = std::clamp<int64_t>(options_.stage_bytes / kv_.block_bytes, 1, per_batch);
-    for (CopyBatch& batch : channel.batches()) ReserveStage(batch);
+    try {
+      for (CopyBatch& batch : channel.batches()) ReserveStage(batch);
+    } catch (const std::exception&) {
+      // Nothing was begun, and the next call may have the memory.
+      result.outcome = Outcome::kRefused;
+      result.error = Refused("no memory to stage an arena that is not pinned");
+      return;
+    }
   }
   const auto by_kernel = [&] {
     if (kv_.block_bytes >= kBesideFromBytes && (!options_.alone || !options_.alone())) return false;

@@ -109,6 +109,18 @@ it(
 );
 
 it(
+  'GPUs that grant a thread block 99 KiB: products are the same bits, and heads that have no room are refused',
+  async () => {
+    const lines = await run('kernel_check', ['gemm_shared_rows', 'gemm_batch_invariance', 'model_wide_heads'], {
+      KVTIER_EMULATED_SHARED: `${99 << 10}`,
+    });
+    expect(lines.length).toBeGreaterThan(10);
+    expect(lines.filter((line) => !line.ok)).toEqual([]);
+  },
+  deadlineMs,
+);
+
+it(
   'a kernel that lacks a barrier, or a wait for a copy or for the launch before it, fails its checks',
   async () => {
     const files = await missedWaits([
