@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import types
 import unittest
 from array import array
 from typing import Any
@@ -14,6 +15,32 @@ os.environ["KVTIER_WITHOUT_SGLANG"] = "1"
 from kvtier.sglang import bases, identity, options, pools, storage, transfers  # noqa: E402
 from rig import until  # noqa: E402
 from sglang_play import Config, Engine, Flat, Pool, names  # noqa: E402
+
+
+class Replicas(unittest.TestCase):
+    """Of data parallelism: children of one process that may be flushed apart."""
+
+    def together(self, dp: int, **ranks: int) -> str | None:
+        arguments = types.SimpleNamespace(dp_size=dp)
+        return identity.flushed_together(identity.engine_of(Config({}, **ranks), arguments, b"w", "0.5.1"), arguments)
+
+    def test_ranks_of_one_replica_agree_and_replicas_do_not(self) -> None:
+        self.assertEqual(self.together(1, tp_rank=0, tp_size=2), self.together(1, tp_rank=1, tp_size=2))
+        mine = self.together(2)
+        with mock.patch("os.getpid", lambda: 1):
+            other = self.together(2)
+        self.assertNotEqual(mine, other)
+        first, second = (identity.generation_name(1, False, name or "") for name in (mine, other))
+        self.assertNotEqual(first, second)
+        self.assertEqual(identity.generation_name(0, False, mine or ""), identity.generation_name(0, False, other or ""))
+
+    def test_ranks_that_cannot_be_told_from_another_replicas_have_no_name_for_it(self) -> None:
+        self.assertIsNone(self.together(2, tp_rank=0, tp_size=2))
+
+    def test_a_decode_engine_that_offloads_by_a_pool_of_its_own_is_refused(self) -> None:
+        arguments = types.SimpleNamespace(disaggregation_decode_enable_offload_kvcache=True)
+        self.assertIn("keep_on_flush", identity.refusal(arguments, Config({}), False))
+        self.assertEqual(identity.refusal(arguments, Config({}), True), "")
 
 
 class Parts(unittest.TestCase):

@@ -196,7 +196,8 @@ class Requests(EngineCase):
             utils.NONE_HASH = ROOT  # type: ignore[attr-defined]
             with (
                 self.subTest(name),
-                mock.patch.dict(sys.modules, {hashing.__name__: hashing}),
+                # From the first moment on: a thread looks for the root as soon as it can, and would find that of the test before.
+                mock.patch.dict(sys.modules, {hashing.__name__: hashing, utils.__name__: utils}),
                 mock.patch("engine_play._utils", utils),
                 self.assertLogs("kvtier.vllm", "INFO") as logs,
             ):

@@ -68,8 +68,10 @@ class Engine:
     kv_heads: int
 
 
-def refusal(arguments: Any, storage_config: Any) -> str:
+def refusal(arguments: Any, storage_config: Any, keep_on_flush: bool) -> str:
     """What of this engine cannot be named; "" when all can."""
+    if getattr(arguments, "disaggregation_decode_enable_offload_kvcache", False) and not keep_on_flush:
+        return 'a flush does not clear the pool that a decode engine offloads by; where weights are never replaced, say "keep_on_flush": true'
     if getattr(arguments, "enable_lora", None) or getattr(arguments, "lora_paths", None):
         return "LoRA adapters are on, and SGLang's names of pages do not say which adapter computed them"
     if getattr(storage_config, "should_split_heads", False):
@@ -195,11 +197,20 @@ def namespace(engine: Engine, name: str, page_tokens: int, page_bytes: int, fact
     ).digest()
 
 
-def generation_name(count: int, kept: bool) -> bytes:
-    """What was stored before a flush or a clear is not loaded any more by this engine. All its ranks count the same flushes, and are
-    children of one process: so they agree on the name of each generation without a word. `kept`: flushes are not counted.
+def flushed_together(engine: Engine, arguments: Any) -> str | None:
+    """Names the ranks that count the same flushes: children of one process, alike. Replicas of data parallelism are its children, too,
+    and each may refuse a flush by itself. None: a rank of these cannot be told from another replica's.
     """
-    return hashlib.sha256(f"{_parent()} {count}{' kept' if kept else ''}".encode()).digest() if count else b""
+    if int(getattr(arguments, "dp_size", 1) or 1) <= 1:
+        return _parent()
+    return f"{_parent()} {os.getpid()}" if engine.tp_size * engine.pp_size * engine.cp_size == 1 else None
+
+
+def generation_name(count: int, kept: bool, together: str) -> bytes:
+    """What was stored before a flush or a clear is not loaded any more by this engine: its ranks agree on the name of each generation
+    without a word. `kept`: flushes are not counted. `together`: of `flushed_together`.
+    """
+    return hashlib.sha256(f"{together} {count}{' kept' if kept else ''}".encode()).digest() if count else b""
 
 
 def _parent() -> str:

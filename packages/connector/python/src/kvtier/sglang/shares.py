@@ -58,7 +58,7 @@ class Shares:
         self._engine: identity.Engine | None = None
         self._stopped = threading.Event()
         self._kv_pool: Any = None
-        refusal = identity.version_refusal(version, options.accept_versions) or identity.refusal(arguments, storage_config)
+        refusal = identity.version_refusal(version, options.accept_versions) or identity.refusal(arguments, storage_config, options.keep_on_flush)
         if refusal:
             self.refuse(refusal)
         else:
@@ -189,7 +189,11 @@ class Shares:
         if engine is None or self._stopped.is_set():
             return
         options = self._options
-        generation = identity.generation_name(self._generation, options.keep_on_flush)
+        together = identity.flushed_together(engine, self._arguments)
+        if together is None and self._generation > 0:
+            self.refuse("its cache was flushed, and replicas of data parallelism with several ranks each may not all have been")
+            return
+        generation = identity.generation_name(self._generation, options.keep_on_flush, together or "")
         for name, (layout, page_tokens, facts) in self._memory.items():
             if name in self._shares:
                 continue
