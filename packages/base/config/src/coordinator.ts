@@ -110,6 +110,8 @@ const parts = z.strictObject({
   planner: plannerSchema.prefault({}),
   /** Where pods of the role `prefill` compute prompts for others. */
   podHandOff: podHandOffSchema.prefault({}),
+  /** After SIGTERM: answers and gateways' streams may end within this, nothing new is taken. Below the 8 s in which a process ends. */
+  drainMs: z.number().int().min(0).max(6_000).default(2_000),
   /** A log line of level info for each request of the API server: who had it, why, what was predicted and what was seen. */
   logRequests: z.boolean().default(false),
   logLevel,

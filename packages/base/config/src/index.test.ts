@@ -61,7 +61,14 @@ describe('defaults', () => {
     expect(parseConfig(coordinatorSchema, { port: 0, engine: 'unix:/e' }, 'test')).toMatchObject({
       host: '127.0.0.1',
       ...{ tls: null, apiKeysFile: null, adminKeysFile: null, trustedNetwork: false, operations: null },
+      drainMs: 2_000,
     });
+  });
+
+  it('of the coordinator: its answers end before its process has to', () => {
+    const of = (drainMs: number) => parseConfig(coordinatorSchema, { port: 0, engine: 'unix:/e', drainMs }, 'test');
+    expect([0, 6_000].map((drainMs) => of(drainMs).drainMs)).toEqual([0, 6_000]);
+    for (const drainMs of [-1, 0.5, 6_001]) expect(() => of(drainMs)).toThrow(/^test: drainMs: /);
   });
 });
 

@@ -23,7 +23,7 @@ export interface ApiServerLimits {
   readonly retryMs: number;
   /** While nobody is ready, a request waits for a worker that went away, or is looked for, since less; 0: it fails at once. */
   readonly absentMs: number;
-  /** What running answers get at close before they are cut. */
+  /** What running answers get at close before they are cut; a coordinator's `drainMs`. */
   readonly closeGraceMs: number;
 }
 

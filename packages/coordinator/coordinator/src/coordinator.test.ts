@@ -1,10 +1,11 @@
 /** The coordinator put together: what its configuration refuses, and requests that follow what workers hold. */
 import { mkdtempSync, rmSync } from 'node:fs';
+import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type CoordinatorInput, coordinatorSchema, parseConfig, routingPolicyNames } from '@kvtier/config';
 import { handOffDefaults } from '@kvtier/handoff';
-import { ScriptedEngine, say } from '@kvtier/registry/testing';
+import { event, ScriptedEngine, say } from '@kvtier/registry/testing';
 import { policies } from '@kvtier/routing';
 import { createLogger } from '@kvtier/telemetry';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
@@ -78,6 +79,37 @@ it('one engine needs no index, and nothing is degraded', async () => {
   );
   expect(await health()).toMatchObject({ status: 'ok', engine: { model: 'demo' }, indexes: {}, degraded: [] });
   expect(coordinator!.endpointPicker).toBeUndefined();
+});
+
+it('told to end, it lets answers that run end within drainMs, and takes nothing new', async () => {
+  let finish = (): void => {};
+  engines[0]!.script = (call) => {
+    call.write(event({ tokenIds: [200] }));
+    finish = () => {
+      call.write(event({ tokenIds: [201], finishReason: 'length' }));
+      call.end();
+    };
+  };
+  await start({ engine: `unix:${dir}/a`, drainMs: 6_000 });
+  await ready();
+  const [body, { port }] = [JSON.stringify({ prompt: [5], max_tokens: 2, stream: true }), new URL(coordinator!.url)];
+  const head = `POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ${body.length}`;
+  const socket = connect(Number(port), '127.0.0.1');
+  let answers = '';
+  socket.on('data', (bytes) => (answers += bytes));
+  socket.write(`${head}\r\n\r\n${body}`);
+  await vi.waitUntil(() => engines[0]!.seen.length === 1, { timeout: 20_000 });
+  const closed = coordinator!.close();
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  socket.write(`${head}\r\n\r\n${body}`); // behind the answer that runs
+  await expect(post([5])).rejects.toThrow();
+  await new Promise((resolve) => setTimeout(resolve, 2_200)); // more than it has by default
+  finish();
+  await closed;
+  const [, first, second] = answers.split('HTTP/1.1 ');
+  expect(first).toMatch(/^200 .*"finish_reason":"length".*data: \[DONE\]/s);
+  expect(second).toMatch(/^503 /);
+  expect(engines[0]!.seen).toHaveLength(1);
 });
 
 it('a prompt goes where one that begins alike went, and says that this is a guess', async () => {

@@ -67,7 +67,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     isReady: () => fleet.isListed,
     ...{ inTime, ttftMs: admission.ttftMs ?? undefined },
     media: Indexes.media,
-    limits: { absentMs: routing.absentMs },
+    limits: { absentMs: routing.absentMs, closeGraceMs: config.drainMs },
     degraded: () => (fleet.discoveryProblem === undefined ? [] : ['discovery']),
     guesses: () => indexes.isGuessing,
     parts: () => ({ routing: dispatcher.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),
@@ -80,7 +80,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   const end = async (): Promise<void> => {
     planner.close();
     copies.close();
-    await Promise.all([picker?.close(), scaler?.close(), made.close()]);
+    await Promise.all([picker?.close(config.drainMs), scaler?.close(), made.close()]);
     dispatcher.close();
     indexes.close();
     await fleet.close();

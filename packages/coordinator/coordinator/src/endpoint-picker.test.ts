@@ -190,6 +190,26 @@ it('names no worker of our own, and ends with the coordinator', async () => {
   }
 });
 
+it('told to end, it lets streams that are open end within drainMs, and takes no other', async () => {
+  const own = await withPods({ drainMs: 6_000 });
+  const itsGateway = new Gateway(own.endpointPicker!.address);
+  try {
+    const isReady = async () =>
+      ((await (await fetch(`${own.url}/health`)).json()) as Health).workers.every(({ state }) => state === 'ready');
+    await vi.waitUntil(isReady, patience);
+    const one = await asked('/v1/completions', completion('a'), itsGateway);
+    const closed = own.close();
+    await new Promise((resolve) => setTimeout(resolve, 2_300)); // more than it has by default
+    expect(await itsGateway.open({ modes: modes.duplex }).closed()).toBe(unavailable);
+    await answered(one);
+    expect(one.stream.ended).toBe(0);
+    await closed;
+  } finally {
+    itsGateway.close();
+    await own.close();
+  }
+});
+
 it('counts return to zero however a request ends; without a pod that answers it is 503', async () => {
   const [left, ended] = [
     await asked('/v1/completions', completion('a')),
