@@ -35,7 +35,9 @@ struct Failure : std::runtime_error {
 struct MappedArena {
   std::shared_ptr<Arena> arena;
   int lock_fd = -1;
-  std::map<int, std::shared_ptr<DeviceArena>> devices;  // under the client's lock
+  // Under the client's lock.
+  std::map<int, std::shared_ptr<DeviceArena>> devices;
+  std::shared_ptr<DeviceArena> newest;  // of them
   ~MappedArena();  // unmaps before the lock ends
 };
 
@@ -85,7 +87,7 @@ class Client {
   int Pinning(int64_t arena, int device, std::string* why);
   void Reach(int device, void* host, uint64_t address, size_t bytes, bool write);
   uint64_t PayloadBytes(int64_t layout);
-  void ForgetLayout(int64_t layout);
+  void ForgetLayout(int64_t number);
 
   // `layout` 0 of a check, whose payloads have `payload_bytes`.
   int64_t Begin(JobKind kind, int64_t arena, int64_t layout, uint64_t payload_bytes, std::span<const uint64_t> blocks,

@@ -82,8 +82,8 @@ void Client::SettleHung(std::unique_lock<std::mutex>& lock) {
 
 void Client::PinLocked(MappedArena& mapped, int device) {
   if (mapped.devices.contains(device)) return;
-  auto arena = std::make_shared<DeviceArena>(device, mapped.arena);
-  mapped.devices[device] = arena;
+  auto arena = std::make_shared<DeviceArena>(device, mapped.arena, mapped.newest);
+  mapped.devices[device] = mapped.newest = arena;
   to_pin_.push_back(std::move(arena));
   if (!pinner_.joinable()) {
     ++working_;

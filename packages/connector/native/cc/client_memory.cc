@@ -20,6 +20,7 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 40;  // of one payload
 
 MappedArena::~MappedArena() {
   devices.clear();
+  newest.reset();
   arena.reset();
   if (lock_fd >= 0) close(lock_fd);
 }
@@ -112,9 +113,13 @@ uint64_t Client::PayloadBytes(int64_t layout) {
   return found == layouts_.end() ? 0 : found->second->payload_bytes;
 }
 
-void Client::ForgetLayout(int64_t layout) {
+void Client::ForgetLayout(int64_t number) {
+  std::shared_ptr<const Layout> layout;  // ends outside of the lock: to free a GPU's memory waits for all that runs there
   const std::lock_guard lock(mutex_);
-  if (layouts_.erase(layout) == 0) throw Failure(KVTIER_UNKNOWN, "CONFIG: no layout " + std::to_string(layout));
+  const auto found = layouts_.find(number);
+  if (found == layouts_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no layout " + std::to_string(number));
+  layout = std::move(found->second);
+  layouts_.erase(found);
 }
 
 kvtier_counts Client::Counts() {

@@ -38,8 +38,8 @@ Mark::~Mark() {
   }
 }
 
-DeviceArena::DeviceArena(int device, std::shared_ptr<Arena> arena)
-    : device_(device), arena_(std::move(arena)), host_(std::make_shared<cuda::HostArena>(arena_->base(), arena_->bytes())) {}
+DeviceArena::DeviceArena(int device, std::shared_ptr<Arena> arena, std::shared_ptr<DeviceArena> before)
+    : device_(device), arena_(std::move(arena)), before_(std::move(before)), host_(std::make_shared<cuda::HostArena>(arena_->base(), arena_->bytes())) {}
 
 DeviceArena::~DeviceArena() {
   try {
@@ -62,7 +62,9 @@ void DeviceArena::Pin() {
   options.threads = 1;  // beside serving: more would hold up what else works with the address space
   options.wanted = [this] { return wanted_.load(); };
   gpu::Use(device_);
-  auto pinned = std::make_shared<cuda::HostArena>(arena_->base(), arena_->bytes(), options);
+  const auto theirs = before_ ? before_->Host() : nullptr;
+  auto pinned = theirs && theirs->pinned() ? std::make_shared<cuda::HostArena>(theirs)
+                                           : std::make_shared<cuda::HostArena>(arena_->base(), arena_->bytes(), options);
   const std::lock_guard lock(mutex_);
   if (pinned->pinned()) {
     host_ = std::move(pinned);

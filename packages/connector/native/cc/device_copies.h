@@ -37,10 +37,12 @@ struct Mark {
   std::unique_ptr<gpu::Event> event;
 };
 
-// An arena as one device sees it: through a buffer until it is pinned, and for ever where that is refused.
+// An arena as one device sees it: through a buffer until it is pinned, and for ever where that is refused. Memory is pinned once for all
+// devices of a process: the next one takes what the one before it has.
 class DeviceArena {
  public:
-  DeviceArena(int device, std::shared_ptr<Arena> arena);
+  // `before`: the arena as another device sees it, whose Pin is called first; null: there is none.
+  DeviceArena(int device, std::shared_ptr<Arena> arena, std::shared_ptr<DeviceArena> before);
   ~DeviceArena();
 
   int device() const { return device_; }
@@ -55,6 +57,7 @@ class DeviceArena {
  private:
   const int device_;
   const std::shared_ptr<Arena> arena_;
+  const std::shared_ptr<DeviceArena> before_;  // who pinned it also ends that, after all others
   std::atomic<bool> wanted_{true};
   std::mutex mutex_;
   std::shared_ptr<cuda::HostArena> host_;

@@ -9,8 +9,8 @@ from ctypes import byref, c_int, c_size_t, c_void_p
 from pathlib import Path
 
 PATH = Path(__file__).resolve().parents[4] / "build/cuda-emulated/libstandin_cuda.so"
-#: What a driver says of pinning under confidential computing.
 OUT_OF_MEMORY = 2
+#: What a driver says of pinning under confidential computing.
 NOT_SUPPORTED = 801
 
 

@@ -213,6 +213,22 @@ class Pinning(DeviceCase):
         arena.close()
         until("it is let go", lambda: DRIVER.registered_bytes == before and self.copies.counts().arenas == 0)
 
+    def test_an_arena_is_pinned_once_for_two_gpus(self) -> None:
+        before = DRIVER.registered_bytes
+        arena = self.copies.map(self.ref)
+        _, content, layout, offsets = self.simple()
+        place = self.memory(len(content))
+        other = self.copies.layout([kvtier.Part(place, 4096, 4096)], 6, device=1)
+        until("pinning is decided", lambda: None not in (arena.refusal(0), arena.refusal(1)), 30)
+        self.assertEqual((arena.refusal(0), arena.refusal(1)), ("", ""))
+        self.assertEqual(DRIVER.registered_bytes - before, BYTES)
+        sums = self.done(self.copies.store(arena, layout, numbers(6), offsets)).checksums
+        self.assertEqual(self.done(self.copies.load(arena, other, numbers(6), offsets, sums)).bad, [])
+        self.assertEqual(ctypes.string_at(place, len(content)), content)
+        self.assertEqual((self.copies.counts().pinned_bytes, self.copies.counts().bounced_bytes), (2 * BYTES, 0))
+        arena.close()
+        until("it is let go", lambda: DRIVER.registered_bytes == before and self.copies.counts().arenas == 0)
+
     def test_refused_it_is_said_and_copies_go_on(self) -> None:
         DRIVER.refuse_pinning(NOT_SUPPORTED)
         arena = self.copies.map(self.ref)
@@ -236,6 +252,9 @@ class Pinning(DeviceCase):
         self.assertEqual(self.done(self.copies.store(arena, layout, numbers(6), offsets)).bad, list(range(6)))
         DRIVER.refuse_memory(0)
         sums = self.done(self.copies.store(arena, layout, numbers(6), offsets)).checksums
+        DRIVER.refuse_memory(OUT_OF_MEMORY)
+        self.assertEqual(self.done(self.copies.load(arena, layout, numbers(6), offsets, sums)).bad, list(range(6)))
+        DRIVER.refuse_memory(0)
         self.assertEqual(self.done(self.copies.load(arena, layout, numbers(6), offsets, sums)).bad, [])
         self.assertEqual(self.copies.counts().hung, 0)
 
@@ -278,6 +297,32 @@ class Hanging(DeviceCase):
         self.assertEqual(self.done(job).bad, list(range(6)))
         self.assertEqual(self.copies.counts().stored_blocks, 0)
         until("it is unmapped", lambda: self.copies.counts().arenas == 0)
+
+    def test_to_forget_a_layout_holds_up_no_other_call(self) -> None:
+        """Its memory is free when the GPU has ended what it does; whoever asks about copies meanwhile is the engine's loop."""
+        arena = self.copies.map(self.ref)
+        _, _, layout, offsets = self.simple()
+        _, _, other, _ = self.simple(2)
+        self.pinned(arena)
+        DRIVER.hang()
+        self.done(self.copies.load(arena, layout, numbers(6), offsets, numbers(6)))
+        answered = threading.Event()
+
+        def ask() -> None:
+            until("it is known no more", lambda: self.copies.counts().layouts == 1, 30)
+            answered.set()
+
+        threads = [threading.Thread(target=each, daemon=True) for each in (other.close, ask)]
+        try:
+            for thread in threads:
+                thread.start()
+            self.assertTrue(answered.wait(10))
+            self.assertTrue(threads[0].is_alive())
+        finally:
+            DRIVER.heal()
+            for thread in threads:
+                thread.join(30)
+        until("it settles", lambda: self.copies.counts().hung == 0)
 
     def test_abandoned_while_it_hangs(self) -> None:
         arena = self.copies.map(self.ref)

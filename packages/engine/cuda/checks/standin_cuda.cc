@@ -1,6 +1,7 @@
 // A library with the entry points of CUDA's driver that runs on the emulator: libkvtier's copies are tested by the very file
 // that ships, where there is no GPU. Strict where that finds mistakes: a thread without a context, an unknown handle or a
 // kernel that the module does not have is an error of the kind that the driver gives. Device memory can be read by the CPU.
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -22,10 +23,10 @@ namespace {
 
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidContext = 201, kAlreadyRegistered = 712, kNotFound = 500, kNotReady = 600,
               kIllegalAddress = 700, kNotSupported = 801, kInvalidHandle = 400;
-// A context is a word: the device's, of which there is one.
-int the_context = 0;
-int* const kContext = &the_context;
-thread_local std::vector<void*> current;
+// A context is a word: its device's number. The two devices have memory and streams in common.
+constexpr int kDevices = 2;
+int contexts[kDevices] = {0, 1};
+thread_local std::vector<void*> current;  // contexts, or null
 
 std::mutex mutex;
 std::map<void*, std::unique_ptr<gpu::Buffer>> buffers;
@@ -38,7 +39,9 @@ std::map<void*, size_t> registered;
 
 enum Kernel : intptr_t { kGather = 1, kScatter, kHash, kExport, kImport, kSumRows, kChainRows };
 
-bool HasContext() { return !current.empty() && current.back() == kContext; }
+bool HasContext() {
+  return !current.empty() && std::ranges::any_of(contexts, [](const int& one) { return current.back() == &one; });
+}
 
 // What `call` throws, as a status.
 template <class Call>
@@ -146,8 +149,8 @@ ENTRY cuGetErrorString(int status, const char** text) {
   return 0;
 }
 ENTRY cuDeviceGet(int* device, int ordinal) {
-  *device = 0;
-  return ordinal == 0 ? 0 : 101;
+  *device = ordinal;
+  return ordinal >= 0 && ordinal < kDevices ? 0 : 101;
 }
 ENTRY cuDeviceGetName(char* name, int bytes, int) {
   strncpy(name, "emulated", static_cast<size_t>(bytes));
@@ -162,8 +165,8 @@ ENTRY cuDeviceGetAttribute(int* value, int attribute, int) {
     default: return kInvalidValue;
   }
 }
-ENTRY cuDevicePrimaryCtxRetain(void** context, int) {
-  *context = kContext;
+ENTRY cuDevicePrimaryCtxRetain(void** context, int device) {
+  *context = &contexts[device];
   return 0;
 }
 ENTRY cuCtxSetCurrent(void* context) {
@@ -184,8 +187,9 @@ ENTRY cuCtxPopCurrent_v2(void** context) {
   return 0;
 }
 ENTRY cuCtxGetDevice(int* device) {
-  *device = 0;
-  return HasContext() ? 0 : kInvalidContext;
+  if (!HasContext()) return kInvalidContext;
+  *device = *static_cast<int*>(current.back());
+  return 0;
 }
 ENTRY cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;

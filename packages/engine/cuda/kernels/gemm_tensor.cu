@@ -28,18 +28,21 @@ void Plain(Stream& stream, const GemmArgs& a) {
 template <class T, int RowTiles, int OutputTiles>
 void Few(Stream& stream, const GemmArgs& a) {
   constexpr size_t kSharedBytes = static_cast<size_t>(kFewWarps) * RowTiles * OutputTiles * 128 * sizeof(float);
+  static_assert(kSharedBytes <= kLeastSharedBytes);
   gpu::LaunchDependent(stream, "gemm few", GemmFew<T, RowTiles, OutputTiles>,
               {Size(Pieces(a.outputs, 16 * OutputTiles)), Size(Pieces(a.rows, 8 * RowTiles))}, {kFewWarps * 32}, kSharedBytes, a);
 }
 
 template <class T, int RowTiles>
 void Shared(Stream& stream, const GemmArgs& a) {
+  static_assert(RowTiles == 8 || SharedRowsBytes<RowTiles>() <= kLeastSharedBytes);
   gpu::LaunchDependent(stream, "gemm shared", GemmShared<T, RowTiles>, {Size(Pieces(a.outputs, kSharedOutputs))}, {kSharedThreads},
                        SharedRowsBytes<RowTiles>(), a);
 }
 
 template <class T, int Rows, int Outputs, int WarpRows, int WarpOutputs>
 void Tiles(Stream& stream, const GemmArgs& a) {
+  static_assert(TileSharedBytes<Rows, Outputs>() <= kLeastSharedBytes);
   const int64_t row_tiles = Pieces(a.rows, Rows), output_tiles = Pieces(a.outputs, Outputs);
   gpu::Launch(stream, "gemm tiles", GemmTiles<T, Rows, Outputs, WarpRows, WarpOutputs>, {Size(row_tiles * output_tiles)},
               {Rows / WarpRows * (Outputs / WarpOutputs) * 32}, TileSharedBytes<Rows, Outputs>(), a, row_tiles, output_tiles);

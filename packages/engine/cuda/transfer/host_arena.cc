@@ -25,8 +25,13 @@ HostArena::HostArena(uint8_t* base, size_t bytes, const PinOptions& options)
   pin_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+HostArena::HostArena(std::shared_ptr<const HostArena> pinned)
+    : owner_(std::move(pinned)), base_(owner_->base_), bytes_(owner_->bytes_), chunk_bytes_(owner_->chunk_bytes_), pinned_(true) {
+  View();
+}
+
 HostArena::~HostArena() {
-  if (pinned_) Unpin((bytes_ + chunk_bytes_ - 1) / chunk_bytes_);
+  if (pinned_ && !owner_) Unpin((bytes_ + chunk_bytes_ - 1) / chunk_bytes_);
 }
 
 size_t HostArena::ChunkBytes(size_t chunk) const { return std::min(chunk_bytes_, bytes_ - chunk * chunk_bytes_); }
@@ -72,10 +77,13 @@ void HostArena::Pin(const PinOptions& options) {
     return;
   }
   pinned_ = true;
-  // With unified addressing the view is the address itself. Where it is not, chunks may be mapped apart from each other.
+  View();
+}
+
+// With unified addressing the view is the address itself. Where it is not, chunks may be mapped apart from each other.
+void HostArena::View() {
   view_ = static_cast<uint8_t*>(gpu::DeviceView(base_));
-  for (size_t chunk = 1; chunk < chunks; ++chunk) {
-    const size_t offset = chunk * chunk_bytes_;
+  for (size_t offset = chunk_bytes_; offset < bytes_; offset += chunk_bytes_) {
     if (gpu::DeviceView(base_ + offset) != view_ + offset) view_ = nullptr;
     if (view_ == nullptr) break;
   }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 namespace kvtier::cuda {
@@ -27,6 +28,8 @@ class HostArena {
   HostArena(uint8_t* base, size_t bytes, const PinOptions& options);
   // Not pinned: copies go through buffers of ours.
   HostArena(uint8_t* base, size_t bytes) : base_(base), bytes_(bytes), chunk_bytes_(bytes) {}
+  // Of another device, that has pinned it for all of them, as the current one sees it.
+  explicit HostArena(std::shared_ptr<const HostArena> pinned);
   ~HostArena();
   HostArena(const HostArena&) = delete;
   HostArena& operator=(const HostArena&) = delete;
@@ -44,9 +47,11 @@ class HostArena {
 
  private:
   void Pin(const PinOptions& options);
+  void View();
   void Unpin(size_t chunks);
   size_t ChunkBytes(size_t chunk) const;
 
+  const std::shared_ptr<const HostArena> owner_;  // who registered it; null: this one, if it is pinned
   uint8_t* const base_;
   const size_t bytes_, chunk_bytes_;
   bool pinned_ = false;

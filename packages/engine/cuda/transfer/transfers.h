@@ -55,7 +55,7 @@ struct TransferResult {
   enum class Outcome {
     kDone,
     kTimedOut,  // the device has not answered; blocks and slots are in quarantine under `ticket`
-    kRefused,   // nothing was started: something named is in quarantine, or every channel is
+    kRefused,   // nothing was started: something named is in quarantine, every channel is, or memory to stage it lacks
   };
   Outcome outcome = Outcome::kDone;
   int64_t blocks = 0;  // leading blocks of the call whose checksum or verdict was delivered
