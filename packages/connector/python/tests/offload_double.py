@@ -124,6 +124,12 @@ class OffloadingCounterMetadata:
     documentation: str
 
 
+@dataclass(frozen=True)
+class OffloadingGaugeMetadata:
+    documentation: str
+    labelnames: tuple[str, ...] = ()
+
+
 class OffloadingConnectorStats(KVConnectorStats):
     """Sums of an interval: `data` is {"types": {name: kind}, "data": {name: {label values: count}}}."""
 
@@ -135,6 +141,10 @@ class OffloadingConnectorStats(KVConnectorStats):
         of = self.data["data"].setdefault(name, {})
         of[labelvalues] = of.get(labelvalues, 0) + count
 
+    def set_gauge(self, name: str, value: int, labelvalues: tuple[str, ...] = ()) -> None:
+        self.data["types"][name] = "gauge"
+        self.data["data"].setdefault(name, {})[labelvalues] = value
+
 
 class OffloadPromMetrics:
     """What is observed must have been declared by the spec of the configuration."""
@@ -144,11 +154,16 @@ class OffloadPromMetrics:
         kind = getattr(importlib.import_module(extra["spec_module_path"]), extra["spec_name"])
         self.declared = kind.build_metric_definitions(extra)
         self.told: dict[str, int] = {}
+        self.gauges: dict[tuple[str, tuple[str, ...]], int] = {}
 
     def observe(self, data: dict[str, Any]) -> None:
         for name, of in data["data"].items():
             assert name in self.declared, f"{name} was not declared"
-            self.told[name] = self.told.get(name, 0) + sum(of.values())
+            if data["types"][name] == "gauge":
+                assert all(len(labels) == len(self.declared[name].labelnames) for labels in of)
+                self.gauges.update(((name, labels), value) for labels, value in of.items())
+            else:
+                self.told[name] = self.told.get(name, 0) + sum(of.values())
 
 
 class OffloadingSpec(abc.ABC):

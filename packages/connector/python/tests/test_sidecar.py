@@ -1,4 +1,6 @@
-"""Engine and node in containers of their own: process tables, mounts and users that are not the other's, made with namespaces. As root."""
+"""Engine and node in containers of their own: process tables, mounts and users that are not the other's, made with namespaces. As root.
+
+And a node that starts again beside an engine, where the memory has room for little more than one arena."""
 
 from __future__ import annotations
 
@@ -13,10 +15,19 @@ import time
 import unittest
 from typing import Any
 
-import kvtier
-import rig
-from rig import NAMESPACE, NodeCase, child_of, until
+os.environ["KVTIER_WITHOUT_SGLANG"] = "1"
 
+import kvtier  # noqa: E402
+import rig  # noqa: E402
+from engine_case import EngineCase, prompts  # noqa: E402
+from engine_parts import Shape  # noqa: E402
+from rig import NAMESPACE, NodeCase, child_of, until  # noqa: E402
+from sglang_play import Engine as SglangEngine  # noqa: E402
+from sglang_play import Pool, names  # noqa: E402
+
+ARENA_BYTES = 32 << 20
+#: The arena, what lies beside it, and no second one.
+ROOM_BYTES = 48 << 20
 GROUP = 52_001
 NODE_USER, ENGINE_USER = 52_002, 52_003
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -185,6 +196,128 @@ class Users(Containers):
             command = ["unshare", "--mount", *self.mounts(), *who, sys.executable, "-c", script, node.socket_path, source]
             said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             self.assertTrue(said.startswith("SETUP: "), said)
+
+
+def mapped(node: rig.Node) -> list[str]:
+    """Lines of this process' arenas, without the tables beside them."""
+    with open("/proc/self/maps") as maps:
+        return [line for line in maps if f"{node.arena_folder}/" in line and ".lock" not in line]
+
+
+class RoomForOne(NodeCase):
+    """An engine unmaps the arena of a node that has ended, without a step or a call, and keeps that of one that is silent."""
+
+    def node_with_room_for_one(self) -> rig.Node:
+        node = rig.Node(arena_bytes=ARENA_BYTES)
+        self.addCleanup(node.remove)
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={ROOM_BYTES}", "none", node.arena_folder]
+        # Where it cannot be mounted, what is mapped says enough.
+        if os.geteuid() == 0 and subprocess.run(mount, stderr=subprocess.DEVNULL, check=False).returncode == 0:
+            self.addCleanup(subprocess.run, ["umount", "-l", node.arena_folder], check=False)
+        node.start()
+        return node
+
+    def is_let_go(self, node: rig.Node) -> None:
+        until("the arena is unmapped", lambda: not mapped(node), 5)
+
+
+class BesideVllm(RoomForOne, EngineCase):
+    def test_a_node_that_ends_has_its_memory_back_without_a_step(self) -> None:
+        texts = prompts(3)
+        for shape in (Shape(prefix_caching=False), Shape(tp=2, prefix_caching=False)):
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with self.subTest(tp=shape.tp, signal=number.name):
+                    node, shape = self.node_with_room_for_one(), self.own(shape)
+                    wanted = self.serve(self.alone(shape), texts)
+                    engine = self.play(node, shape)
+                    self.assertEqual(self.serve(engine, texts), wanted)
+                    self.assertEqual(len(mapped(node)), 1 + shape.tp)
+                    node.end(number)
+                    self.is_let_go(node)
+                    node.start()
+                    self.attach(engine)
+                    self.assertEqual(self.serve(engine, texts), wanted)
+                    before = engine.external_tokens
+                    self.until_held(node, engine, 40)
+                    self.assertEqual(self.serve(engine, texts), wanted)
+                    self.assertGreater(engine.external_tokens, before)
+                    self.assertEqual(len(mapped(node)), 1 + shape.tp)
+
+    def test_requests_that_are_under_way_when_it_ends_are_computed(self) -> None:
+        texts = prompts(4)
+        node, shape = self.node_with_room_for_one(), self.own(Shape(prefix_caching=False))
+        wanted = self.serve(self.alone(shape), texts)
+        engine = self.play(node, shape)
+        self.serve(engine, texts)
+        for after in range(6):
+            self.until_held(node, engine, 40)
+            asked = [f"{after} {i}" for i in range(4)]
+            for name, text in zip(asked, texts):
+                engine.add(name, text)
+            for _ in range(after):
+                engine.step()
+            node.end()
+            engine.run()  # a copy that has ended keeps the arena until a step has heard of it
+            self.is_let_go(node)
+            self.check(engine)
+            self.assertEqual([engine.done[name].output_tokens() for name in asked], wanted)
+            node.start()
+            self.attach(engine)
+            self.assertEqual(self.serve(engine, texts), wanted)
+        self.assertNotIn("corrupt_blocks", engine.connector._scheduler.counters)
+
+    def test_a_silent_node_keeps_its_arena(self) -> None:
+        node = self.node_with_room_for_one()
+        engine = self.play(node, Shape(options={"lookup_deadline_ms": 100}))
+        self.serve(engine, prompts(2))
+        before = mapped(node)
+        node.send(signal.SIGSTOP)
+        self.serve(engine, prompts(2, seed=5))
+        until("it is silent", lambda: engine.connector._scheduler._node._sessions[0].suspended, 10)
+        time.sleep(1.0)
+        self.assertEqual(mapped(node), before)
+        node.send(signal.SIGCONT)
+        self.attach(engine)
+        self.assertEqual(mapped(node), before)
+
+    def test_sessions_that_begin_anew_with_the_same_node_find_all_workers_again(self) -> None:
+        """Their connections end, and the node does not."""
+        node = self.node_with_room_for_one()
+        engine = self.play(node, Shape(tp=2, heads=1))
+        half = engine.connector._scheduler
+        for pause_s in (0.0, 0.6):
+            for session in half._node._sessions:
+                session._attachment._link._socket.shutdown(2)
+            until("it has ended", lambda: half._node.attached() is None)
+            time.sleep(pause_s)
+            self.attach(engine)
+            self.serve(engine, prompts(2))
+
+
+class BesideSglang(RoomForOne):
+    def test_a_node_that_ends_has_its_memory_back_without_a_call(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with self.subTest(signal=number.name):
+                node = self.node_with_room_for_one()
+                engine = SglangEngine(node.socket_path, Pool(40))
+                self.addCleanup(engine.close)
+                until("it is attached", lambda engine=engine: engine.attached)
+                keys = names(3, 20)
+                self.assertEqual((engine.backup(keys), engine.prefetch(keys)), (20, (20, [])))
+                self.assertEqual(len(mapped(node)), 1)
+                node.send(signal.SIGSTOP)
+                self.assertEqual(engine.prefetch(keys), (0, []))
+                time.sleep(1.0)
+                self.assertEqual(len(mapped(node)), 1)
+                node.end(number)
+                self.is_let_go(node)
+                self.assertEqual(engine.prefetch(keys), (0, []))
+                self.assertEqual(mapped(node), [])
+                node.start()
+                until("it is attached again", lambda engine=engine: engine.attached)
+                engine.backup(keys)
+                self.assertEqual(engine.prefetch(keys), (20, []))
+                self.assertEqual(engine.storage.troubles.count, 0)
 
 
 if __name__ == "__main__":

@@ -181,6 +181,13 @@ class Offloading(EngineCase):
         half = engine.connector._scheduler
         for name in ("unasked", "unasked_hits", "loads", "loaded_blocks", "stored_blocks"):
             self.assertEqual(metrics.told[f"vllm:kvtier_{name}"], half.counters[name])
+
+        def tiers_are_told() -> bool:
+            engine.connector.get_kv_connector_stats()
+            return ("kvtier_tier_blocks", ("arena",)) in metrics.gauges
+
+        until("the node's tiers are told", tiers_are_told)
+        self.assertEqual(metrics.gauges["kvtier_tier_in_service", ("disk",)], 1)
         self.assertEqual(metrics.told["vllm:kvtier_loaded_bytes"], engine.workers[0].connector._worker.loaded_bytes)
         self.assertGreater(half.counters["loaded_blocks"], 0)
 

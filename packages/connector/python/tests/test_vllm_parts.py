@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import re
+import sys
 import tempfile
 import threading
 import types
@@ -25,14 +26,16 @@ from kvtier.vllm import halves, layouts, options, versions
 from kvtier.vllm.arenas import Arenas
 from kvtier.vllm.bases import KVConnectorRole
 from kvtier.vllm.device import Device
-from kvtier.requests import ranges_of
+from kvtier.errors import KvError
+from kvtier.requests import TierState, ranges_of
 from kvtier.vllm.groups import Group, Prefixes, Unsupported, groups_of
 from kvtier.vllm.guard import TROUBLES_TO_STOP, Troubles, harmless
 from kvtier.vllm.hints import Hints
 from kvtier.vllm.known import Known
 from kvtier.vllm.messages import ArenaPlace, KvtierWorkerMetadata, Part, Rank, StorePlan, packed
-from kvtier.vllm.stats import COUNTERS, KvtierPromMetrics, Since
+from kvtier.vllm.stats import COUNTERS, KvtierPromMetrics, KvtierStats, Since
 from kvtier.vllm.store_jobs import StoreJobs
+from kvtier.vllm.tiers import Tiers
 from kvtier.weights import WeightsMissing, weights_digest
 
 
@@ -327,22 +330,65 @@ class Messages(unittest.TestCase):
         second = since.take({"lookups": 5})
         self.assertEqual(first.aggregate(second).data, {"lookups": 5, "denied": 2})  # type: ignore[union-attr, arg-type]
 
-        try:
-            from prometheus_client import Counter  # type: ignore[import-not-found]
-        except ImportError:
-            return  # vLLM brings it
+    def test_tiers_are_what_was_said_last(self) -> None:
+        half = types.SimpleNamespace(counted=lambda: {"lookups": 1}, tiers=lambda: {"arena": {"bytes": 7, "in_service": 1}})
+        since = Since()
+        first, second = since.of(half, None, 0), since.of(half, None, 0)
+        assert first is not None and second is not None
+        self.assertEqual(second.data, {"tiers": {"arena": {"bytes": 7, "in_service": 1}}})
+        self.assertFalse(second.is_empty())  # vLLM leaves out what is
+        half.tiers = lambda: {"arena": {"in_service": 0}, "disk": {"bytes": 9}}
+        both = KvtierStats(data={}).aggregate(first).aggregate(pickle.loads(pickle.dumps(since.of(half, None, 0))))
+        self.assertEqual(both.data, {"lookups": 1, "tiers": {"arena": {"bytes": 7, "in_service": 0}, "disk": {"bytes": 9}}})
+        self.assertEqual(both.reduce(), {"lookups": 1, "tier_arena_bytes": 7, "tier_disk_bytes": 9})
 
-        told: dict[str, float] = {}
+    def test_metrics_of_prometheus(self) -> None:
+        told: dict[Any, float] = {}
 
         class Made:
-            def __init__(self, name: str, documentation: str, labelnames: list[str]) -> None:
-                self.name = name
+            def __init__(self, name: str, documentation: str, labelnames: list[str], multiprocess_mode: str = "") -> None:
+                self.name, self.labelnames = name, labelnames
 
             def labels(self, *values: object) -> Any:
-                return types.SimpleNamespace(inc=lambda count: told.__setitem__(self.name, count))
+                assert len(values) == len(self.labelnames)
+                told_of = lambda value: told.__setitem__((self.name, *values), value)  # noqa: E731
+                return types.SimpleNamespace(inc=told_of, set=told_of)
 
-        KvtierPromMetrics(None, {Counter: Made}, ["engine"], {0: ["0"]}).observe({"lookups": 5, "unknown": 1})
-        self.assertEqual(told, {"vllm:kvtier_lookups": 5})
+        theirs = types.ModuleType("prometheus_client")  # vLLM brings it
+        theirs.Counter, theirs.Gauge = "counter", "gauge"  # type: ignore[attr-defined]
+        with mock.patch.dict(sys.modules, {"prometheus_client": theirs}):
+            made = KvtierPromMetrics(None, {"counter": Made, "gauge": Made}, ["engine"], {0: ["0"]})
+        made.observe({"lookups": 5, "unknown": 1, "tiers": {"disk": {"hits": 3, "unknown": 1}}})
+        made.observe({"tiers": {"disk": {"hits": 4}}}, 1)
+        self.assertEqual(told, {("vllm:kvtier_lookups", "0"): 5, ("kvtier_tier_hits", "0", "disk"): 3})
+
+    def test_tiers_are_asked_now_and_then_and_go_out_of_service_with_their_node(self) -> None:
+        asked: list[Any] = []
+
+        def ask() -> Any:
+            asked.append(types.SimpleNamespace(done=False, error=None, value=None))
+            return asked[-1]
+
+        session, tiers, now = types.SimpleNamespace(tiers=ask), Tiers(), 100.0
+        with mock.patch("kvtier.vllm.tiers.time.monotonic", lambda: now):
+            for _ in range(3):
+                tiers.keep(session)  # type: ignore[arg-type]
+            self.assertEqual((len(asked), tiers.take()), (1, {}))
+            asked[0].value = {"arena": TierState(1, 2, 3, True, 4, 5, 6, 7), "disk": TierState(0, 0, 9, False)}
+            asked[0].done = True
+            tiers.keep(session)  # type: ignore[arg-type]
+            said = tiers.take()
+            self.assertEqual(list(said["arena"].values()), [1, 2, 3, 4, 5, 6, 7, 1])
+            self.assertEqual((said["disk"]["in_service"], said["disk"]["capacity_bytes"], tiers.take()), (0, 9, {}))
+            now += 6
+            tiers.keep(session)  # type: ignore[arg-type]
+            asked[1].done, asked[1].error = True, KvError("DEADLINE", "silent")
+            tiers.keep(None)
+            self.assertEqual((len(asked), tiers.take()), (2, {}))
+            now += 7
+            tiers.keep(None)
+            tiers.keep(None)
+            self.assertEqual(tiers.take(), {"arena": {"in_service": 0}})
 
     def test_every_counter_is_declared(self) -> None:
         """What is counted and not told is of no use to anybody."""

@@ -26,6 +26,11 @@ def own_byte() -> int:
         return _own[1]
 
 
+def session_byte(byte: int) -> int:
+    """Beside a process' own, what says that its session has not ended: who maps the arena for it, and has no session itself, looks at it."""
+    return byte + 1
+
+
 def hold(path: str, byte: int) -> int | None:
     """A descriptor that holds the byte until it is closed; None where that cannot be."""
     try:
@@ -38,3 +43,20 @@ def hold(path: str, byte: int) -> int | None:
         os.close(fd)
         return None
     return fd
+
+
+def is_held(path: str, byte: int) -> bool:
+    """Whether somebody holds it. Not where the file is gone: the node removes it with its arena. What cannot be asked counts as held."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)

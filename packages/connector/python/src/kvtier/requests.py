@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Callable, Generic, TypeVar
 
 from .errors import KvError
@@ -131,7 +131,12 @@ class TierState:
     bytes: int
     capacity_bytes: int
     in_service: bool
+    #: Blocks of lookups that it held, and that it did not; blocks that left to make room; objects whose bytes did not match.
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    corrupt: int = 0
 
     @staticmethod
     def read(body: Any) -> dict[str, TierState]:
-        return {one.tier: TierState(one.blocks, one.bytes, one.capacity_bytes, one.in_service) for one in body.tiers}
+        return {one.tier: TierState(**{of.name: getattr(one, of.name) for of in fields(TierState)}) for one in body.tiers}

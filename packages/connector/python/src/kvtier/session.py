@@ -22,6 +22,7 @@ from typing import Any
 
 from .attachment import ATTACH_DEADLINE_S, NONE, Attachment, attachment_of
 from .connecting import connect, group_id
+from .copies import ArenaRef
 from .errors import KvError
 from .leases import Load, Reservation
 from .link import Link
@@ -58,9 +59,11 @@ class Session:
         client: str = "kvtier for Python",
         arena_folder: str | None = None,
         group: int | str | None = None,
+        on_down: Callable[[], None] | None = None,
     ) -> None:
         """``arena_folder``: where this process sees the folder of the node's arena. ``group``: the node may be of another user, if its
-        socket's folder is of this group, by name or number."""
+        socket's folder is of this group, by name or number. ``on_down``: called on the session's thread when what was attached has ended, and
+        at every attempt that came to nothing; it raises nothing."""
         if len(namespace) != 32 or hash_bytes not in (16, 32) or payload_bytes < 1 or block_tokens < 1:
             raise KvError("CONFIG", "a session has a namespace of 32 bytes, hashes of 16 or 32, and blocks of tokens and bytes")
         self.socket_path = socket_path
@@ -85,6 +88,7 @@ class Session:
         self.failing = False
         self._arena_folder = arena_folder
         self._group = group_id(group)
+        self._on_down = on_down
         self._held_fd: int | None = None
         self._attachment: Attachment | None = None
         self._closing = threading.Event()
@@ -101,6 +105,12 @@ class Session:
         """The present one, when there is one and the node answers. Another object after each reconnection."""
         attachment = self._attachment
         return attachment if attachment is not None and attachment.usable and self._pid == os.getpid() else None
+
+    @property
+    def arena(self) -> ArenaRef | None:
+        """Of what is attached, also while the node is silent. None: its connection has ended."""
+        attachment = self._attachment
+        return attachment.arena if attachment is not None and attachment.alive else None
 
     @property
     def suspended(self) -> bool:
@@ -244,6 +254,8 @@ class Session:
                 self._complain(error)
             except Exception:  # a defect of ours ends this life of the session, and not the engine's cache
                 log.exception("kvtier: a session failed")
+            if self._on_down is not None and not self._closing.is_set():
+                self._on_down()
             if attachment is not None:
                 previous = attachment.session if attachment.drain(self._closing) else b""
             self._let_go(attachment is None or previous != b"")

@@ -120,7 +120,7 @@ class Pages:
         try:
             while True:
                 done = load.done  # before what is ready: it grows until then
-                if piece.begun < load.ready:
+                if piece.begun < load.ready and load.attachment.alive:
                     first, end = piece.begun, load.ready
                     slots = load.slots(first, end)
                     arena = self._shares.arena(load.attachment)
@@ -177,6 +177,8 @@ class Pages:
                 # Evicted meanwhile. SGLang asks for the rest of a chain by itself, so that it is found without what precedes it.
                 return self._store_piece(share, b"", names, blocks, until)
             wanted = reservation.open
+            if wanted and not reservation.attachment.alive:
+                return [False] * len(blocks)
             if wanted:
                 arena = self._shares.arena(reservation.attachment)
                 offsets = [reservation.offsets[i] for i in wanted]

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvtier.attachment import Attachment
 from kvtier.copies import Arena, Copies, Layout
+from kvtier.errors import KvError
 from kvtier.guard import Troubles
 from kvtier.session import Session
 from kvtier.sglang import identity
@@ -127,13 +128,33 @@ class Shares:
         ref = attachment.arena
         with self._lock:
             found = self._arenas.get(ref.id)
+            if found is not None:
+                return found
+        self._let_go(ref.id)
+        with self._lock:
+            found = self._arenas.get(ref.id)
             if found is None:
                 found = self._arenas[ref.id] = self.copies.map(ref)
-                used = {one.session.attachment for one in self._shares.values()}
-                live = {one.arena.id for one in used if one is not None} | {ref.id}
-                for number in [one for one in self._arenas if one not in live]:
-                    self._arenas.pop(number).close()
-            return found
+        if not attachment.alive:  # it ended meanwhile, and nobody comes back for it
+            self._let_go()
+            raise KvError("DISCONNECTED", "the cache node has ended", retry=True)
+        return found
+
+    def _let_go(self, coming: int = 0) -> None:
+        """Arenas that no session has any more: the next node may have no room for its own beside them. `coming`: one that is to stay."""
+        with self._lock:
+            arenas = [one.session.arena for one in self._shares.values()]
+            live = {one.id for one in arenas if one is not None} | {coming}
+            gone = [self._arenas.pop(number) for number in list(self._arenas) if number not in live]
+        for arena in gone:
+            arena.close()
+
+    def _ended(self) -> None:
+        """Of a session, on its thread."""
+        try:
+            self._let_go()
+        except Exception as error:
+            self._troubles.note("an arena that has gone", error)
 
     def renew(self) -> None:
         """Nothing that was stored before is loaded by this engine any more."""
@@ -208,6 +229,7 @@ class Shares:
                 client="SGLang",
                 arena_folder=options.arena_dir or None,
                 group=options.group or None,
+                on_down=self._ended,
             )
             writes = identity.writes(engine, pool)
             self._shares[name] = Share(name, session, layout, layout.payload_bytes, writes, self._views.get(name))

@@ -1,7 +1,10 @@
 """The arenas that a worker has mapped: the node's, and while it changes the one before.
 
-     announced with a step ──► mapped by a thread ──► adopted in a later step, told once ──► not announced any more: closed, by another
-                                   └─ failed: one line, tried again
+     announced with a step ──► mapped by a thread ──► told once, in a later step ──► not announced any more, or its session has ended:
+                                   └─ failed: one line, tried again                  unmapped by a thread when its last copy has ended
+
+Invariant: an arena whose session has ended goes without a step, too: an engine that is idle takes none, and the next node may have no
+room for its own arena beside it.
 """
 
 from __future__ import annotations
@@ -11,46 +14,77 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from kvtier.copies import Arena, ArenaRef, Copies
+from kvtier.copies import Arena, ArenaRef, Copies, Job
+from kvtier.errors import KvError
+from kvtier.hold import is_held
 from kvtier.vllm.messages import ArenaPlace
 
 log = logging.getLogger("kvtier.vllm")
 
 #: A mapping that failed is tried again after this, at the next step.
 _RETRY_S = 0.5
+#: How often it is looked whether a session has ended.
+_LOOK_S = 0.25
+
+
+class ArenaGone(KeyError):
+    """Nothing can be copied from or to an arena that is not mapped any more."""
 
 
 class Arenas:
-    """All but mapping and unmapping themselves is of the engine's loop."""
+    """All but mapping, unmapping and looking are of the engine's loop."""
 
     def __init__(self, copies: Callable[[], Copies], folder: str | None) -> None:
         """``folder``: where this process sees that of the node's arena."""
         self._copies = copies
         self._folder = folder
         self._arenas: dict[int, Arena] = {}
+        self._places: dict[int, ArenaPlace] = {}
         #: Whose mapping is under way or has failed, by id.
         self._under_way: dict[int, threading.Thread] = {}
-        self._new: dict[int, Arena] = {}
+        #: Mapped, and not told yet.
+        self._new: list[int] = []
         #: Of which it was not told yet whether they are pinned.
         self._untold: set[int] = set()
         #: What is being unmapped.
         self._leaving: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._complaint = ""
+        self._looking: threading.Thread | None = None
+        self._closed = threading.Event()
 
     def __getitem__(self, number: int) -> Arena:
-        return self._arenas[number]
+        arena = self._arenas.get(number)
+        if arena is None:
+            raise ArenaGone(number)
+        return arena
+
+    def begin(self, number: int, copy: Callable[[Arena], Job]) -> Job:
+        """@raises ArenaGone, also where it goes meanwhile"""
+        try:
+            return copy(self[number])
+        except KvError as error:
+            if error.code == "UNKNOWN" and number not in self._arenas:
+                raise ArenaGone(number) from error
+            raise
 
     def follow(self, wanted: Sequence[ArenaPlace]) -> None:
         """On threads: to populate a large mapping takes its time, and so does unmapping it. What is not wanted any more goes when its last
         copy ends."""
         ids = {place.id for place in wanted}
-        for gone in [known for known in self._arenas if known not in ids]:
-            thread = threading.Thread(target=self._unmap, args=(self._arenas.pop(gone),), name="kvtier-unmap", daemon=True)
+        for gone in [known for known in list(self._arenas) if known not in ids]:
+            with self._lock:
+                arena = self._take(gone)
+            thread = threading.Thread(target=self._unmap, args=(arena,), name="kvtier-unmap", daemon=True)
             self._leaving = [*(one for one in self._leaving if one.is_alive()), thread]
             thread.start()
         for place in wanted:
-            if place.id in self._arenas or place.id in self._under_way:
+            with self._lock:
+                known = self._places.get(place.id)
+                if known is not None and known.life != place.life:
+                    self._places[place.id] = place
+                    self._new.append(place.id)
+            if known is not None or place.id in self._under_way:
                 continue
             thread = threading.Thread(target=self._map, args=(place,), name="kvtier-map", daemon=True)
             self._under_way[place.id] = thread
@@ -59,42 +93,73 @@ class Arenas:
     def adopt(self, device: int | None) -> list[int]:
         """Those that are mapped since the last call. ``device``: the GPU for which they are pinned; None: the CPU's memory."""
         with self._lock:
-            new, self._new = self._new, {}
-        self._arenas.update(new)
-        for number in new:
-            self._under_way.pop(number, None)
+            new, self._new = self._new, []
         if device is not None:
             self._untold.update(new)
             if self._untold:
                 self._tell_pinning(device)
-        return list(new)
+        return new
 
     def close(self) -> None:
+        self._closed.set()
         for thread in [*self._under_way.values(), *self._leaving]:
             thread.join(0.2)
 
-    def _unmap(self, arena: Arena) -> None:
+    def _take(self, number: int) -> Arena | None:
+        """Nothing is begun with it any more."""
+        self._places.pop(number, None)
+        if number in self._new:
+            self._new.remove(number)
+        return self._arenas.pop(number, None)
+
+    def _unmap(self, arena: Arena | None) -> None:
         try:
-            arena.close()
+            if arena is not None:
+                arena.close()
         except Exception as error:
             log.warning("kvtier: a worker cannot unmap an arena that is gone (%s)", error)
 
+    def _ref(self, place: ArenaPlace) -> ArenaRef:
+        return ArenaRef(place.path, place.bytes, place.id, place.lock_byte)
+
+    def _has_ended(self, place: ArenaPlace) -> bool:
+        """The session that it was announced for."""
+        return place.session_byte != 0 and not is_held(self._ref(place).within(self._folder).lock_path, place.session_byte)
+
     def _map(self, place: ArenaPlace) -> None:
         try:
-            arena = self._copies().map(ArenaRef(place.path, place.bytes, place.id, place.lock_byte), self._folder)
-            with self._lock:
-                self._new[place.id] = arena
+            if not self._has_ended(place):
+                arena = self._copies().map(self._ref(place), self._folder)
+                with self._lock:
+                    self._arenas[place.id], self._places[place.id] = arena, place
+                    self._new.append(place.id)
+                    del self._under_way[place.id]
+                    if place.session_byte and self._looking is None:
+                        self._looking = threading.Thread(target=self._look, name="kvtier-arenas", daemon=True)
+                        self._looking.start()
+                return
         except Exception as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 log.warning("kvtier: a worker cannot map the arena (%s); it is tried again", error)
-            time.sleep(_RETRY_S)
-            self._under_way.pop(place.id, None)
+        time.sleep(_RETRY_S)
+        self._under_way.pop(place.id, None)
+
+    def _look(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            for place in list(self._places.values()):
+                if self._has_ended(place):
+                    with self._lock:
+                        arena = self._take(place.id) if self._places.get(place.id) is place else None
+                    self._unmap(arena)
 
     def _tell_pinning(self, device: int) -> None:
         for number in list(self._untold):
             arena = self._arenas.get(number)
-            refusal = arena.refusal(device) if arena is not None else ""
+            try:
+                refusal = arena.refusal(device) if arena is not None else ""
+            except KvError:
+                arena, refusal = None, ""  # it went meanwhile
             if refusal is None:
                 continue
             self._untold.remove(number)

@@ -34,6 +34,10 @@ class ArenaPlace:
     id: int
     #: Of the lock file beside it: who maps it holds this byte, and the node sees the end of the last copy.
     lock_byte: int
+    #: Held there by the scheduler's process until its session has ended. 0: by nobody, that is told by steps alone.
+    session_byte: int = 0
+    #: How often the scheduler's half has mapped one: of another number than before, it must be told anew who has it.
+    life: int = 0
 
 
 @dataclass

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from kvtier.attachment import Attachment
-from kvtier.copies import Arena, ArenaRef, Copies
+from kvtier.copies import Arena, Copies
 from kvtier.errors import KvError
 from kvtier.session import Session
 from kvtier.vllm import identity, roots
 from kvtier.vllm.groups import Group, Unsupported
 from kvtier.vllm.guard import Troubles
+from kvtier.vllm.mappings import MAPPING_STEPS_S, Mappings
 from kvtier.vllm.messages import ArenaPlace, KvtierHandshake, Rank
 from kvtier.vllm.options import Options
 from kvtier.vllm.pinning import Pinning
+from kvtier.vllm.tiers import Tiers
 from kvtier.weights import WeightsMissing, weights_digest
 
 log = logging.getLogger("kvtier.vllm")
@@ -34,10 +36,6 @@ _TURN_S = 0.05
 _SETTLED_TURN_S = 0.2
 #: What the system refused is tried again.
 _RETRY_S = 0.5
-#: An arena that no session has any more is announced so long still: plans that are on their way name it.
-_LINGER_S = 10.0
-#: An idle engine is kept stepping for so long at most, so that its workers map a new arena before the next request comes.
-_MAPPING_STEPS_S = 2.0
 #: The first requests of an engine may come before its sessions are attached.
 _FIRST_S = 0.5
 
@@ -55,8 +53,8 @@ class Attached:
 class Node:
     def __init__(self, options: Options, vllm_config: Any, groups: Sequence[Group], troubles: Troubles) -> None:
         self.ranks: frozenset[Rank] = frozenset()
-        self.places: list[ArenaPlace] = []
         self.refusal = ""
+        self.tiers = Tiers()
         #: For checks of what is leased, before it is claimed.
         self.copies = Copies(load_threads=options.copy_threads, store_threads=1)
         self._options = options
@@ -68,10 +66,7 @@ class Node:
         self._generation = b""
         self._shares: tuple[identity.Share, ...] = ()
         self._sessions: tuple[Session, ...] = ()
-        self._arenas: dict[int, Arena] = {}
-        self._gone_at: dict[int, float] = {}
-        self._seen_at: dict[int, float] = {}
-        self._worker_mapped: dict[int, set[Rank]] = {}
+        self._mappings = Mappings(self.copies)
         self._pins = Pinning()
         self._complaint = ""
         self._told_root = False
@@ -99,7 +94,7 @@ class Node:
     def attached(self) -> Attached | None:
         """Who to ask now; None: nobody, and it costs nothing."""
         sessions, cached = self._sessions, self._cached
-        if cached is not None and cached.sessions is sessions and cached.arena.ref.id in self._arenas:
+        if cached is not None and cached.sessions is sessions and cached.arena.ref.id in self._mappings:
             for attachment in cached.attachments:
                 if not attachment.usable:
                     break
@@ -114,9 +109,8 @@ class Node:
         ids = {one.arena.id for one in now if one is not None}
         if len(ids) != 1:
             return None
-        number = ids.pop()
-        arena = self._arenas.get(number)
-        if arena is None or self._worker_mapped.get(number) != self.ranks:
+        arena = self._mappings.of_all(ids.pop(), self.ranks)
+        if arena is None:
             return None
         self._unmapped_since = 0.0
         self._cached = Attached(self._shares, sessions, now, arena)  # type: ignore[arg-type]
@@ -132,19 +126,18 @@ class Node:
             limit_s = _FIRST_S if any(session.failing for session in sessions) else max(_FIRST_S, patience_s)
             return now - self._first_asked < limit_s and self._thread.is_alive() and not self.refusal
         self._unmapped_since = self._unmapped_since or now
-        return now - self._unmapped_since < max(_MAPPING_STEPS_S, patience_s)
+        return now - self._unmapped_since < max(MAPPING_STEPS_S, patience_s)
 
     def wants_steps(self) -> bool:
-        """Workers have not said that they mapped an arena that is new."""
-        now = time.monotonic()
-        return any(
-            self._worker_mapped.get(place.id) != self.ranks and now - self._seen_at.get(place.id, now) < _MAPPING_STEPS_S
-            for place in self.places
-        )
+        return self._mappings.wants_steps(self.ranks)
 
     def mapped(self, told: dict[int, set[Rank]]) -> None:
-        for arena, ranks in told.items():
-            self._worker_mapped.setdefault(arena, set()).update(ranks)
+        self._mappings.mapped(told)
+
+    @property
+    def places(self) -> list[ArenaPlace]:
+        """What workers are to map."""
+        return self._mappings.places
 
     def renew(self, generation: bytes) -> None:
         """Everything stored so far is another model's from now on."""
@@ -178,6 +171,8 @@ class Node:
         for session in sessions:  # all of them end at the same time
             session.close(0.1)
         self.copies.close(0.5)
+        if not self._thread.is_alive():
+            self._mappings.close()
 
     # ---- of its own thread --------------------------------------------------------------------------------------------------
 
@@ -187,8 +182,9 @@ class Node:
             try:
                 if not self._sessions and not self.refusal:
                     self._open()
-                self._keep_arenas()
+                self._mappings.follow(self._sessions)
                 self._keep_pins()
+                self.tiers.keep(next((session for session in self._sessions if session.attachment), None))
                 if self._settled():
                     pause_s = _SETTLED_TURN_S
             except (Unsupported, WeightsMissing) as error:
@@ -242,6 +238,7 @@ class Node:
                 client="vLLM",
                 arena_folder=options.arena_dir or None,
                 group=options.group or None,
+                on_down=self._poked.set,
             )
             for share in shares
         )
@@ -251,29 +248,6 @@ class Node:
                 return
         for session in sessions:  # another generation began meanwhile
             session.close(0.0)
-
-    def _keep_arenas(self) -> None:
-        now = time.monotonic()
-        wanted: dict[int, ArenaRef] = {}
-        for session in self._sessions:
-            attachment = session.attachment
-            if attachment is not None:
-                wanted[attachment.arena.id] = attachment.arena
-        for number, ref in wanted.items():
-            self._gone_at.pop(number, None)
-            if number not in self._arenas:
-                self._arenas[number] = self.copies.map(ref)
-                self._seen_at[number] = time.monotonic()
-        for number in list(self._arenas):
-            # A session that is silent or between two lives still has its arena.
-            if number in wanted or (self._sessions and not wanted):
-                continue
-            if now - self._gone_at.setdefault(number, now) > _LINGER_S:
-                self._arenas.pop(number).close()
-                self._gone_at.pop(number, None)
-                self._worker_mapped.pop(number, None)
-        refs = [arena.ref for arena in self._arenas.values()]
-        self.places = [ArenaPlace(ref.path, ref.bytes, ref.id, ref.lock_byte) for ref in refs]
 
     def _keep_pins(self) -> None:
         self._pins.keep(self._cached)

@@ -13,7 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector  # type: ignore[import-not-found]
-from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingSpec  # type: ignore[import-not-found]
+from vllm.v1.kv_offload.base import (  # type: ignore[import-not-found]
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingSpec,
+)
 
 from kvtier.vllm import options as options_module
 from kvtier.vllm.guard import Troubles, harmless
@@ -22,7 +26,8 @@ from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMe
 from kvtier.vllm.offload_messages import OffloadMetadata, OffloadWorkerMetadata
 from kvtier.vllm.offload_scheduler import Manager, OffloadHalf
 from kvtier.vllm.offload_worker import OffloadWorker
-from kvtier.vllm.stats import COUNTERS, PREFIX, Since
+from kvtier.vllm.stats import COUNTERS, PREFIX, TIER_PREFIX, Since
+from kvtier.vllm.tiers import TIER_FIGURES, tiers_of
 from kvtier.vllm.worker import WorkerHalf
 
 #: Keys of `kv_connector_extra_config` that are the native connector's.
@@ -49,7 +54,10 @@ class KvtierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
         """A metric that is not declared here ends vLLM's logger, and the process with it."""
-        return {PREFIX + name: OffloadingCounterMetadata(documentation=f"kvtier: {text}.") for name, text in COUNTERS.items()}
+        declared = {PREFIX + name: OffloadingCounterMetadata(documentation=f"kvtier: {text}.") for name, text in COUNTERS.items()}
+        for name, text in TIER_FIGURES.items():
+            declared[TIER_PREFIX + name] = OffloadingGaugeMetadata(documentation=f"kvtier: {text}.", labelnames=("tier",))
+        return declared
 
     def get_manager(self) -> Manager:
         return Manager(self._owner._scheduler, self._owner.troubles)
@@ -238,6 +246,9 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         for name, count in grown.data.items():
             if name in COUNTERS:
                 both.increase_counter(PREFIX + name, count)
+        for tier, figures in tiers_of(grown.data).items():
+            for name, value in figures.items():
+                both.set_gauge(TIER_PREFIX + name, value, (tier,))
         return both
 
     @classmethod

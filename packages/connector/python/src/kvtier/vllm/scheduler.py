@@ -29,6 +29,7 @@ from kvtier.vllm.options import Options
 from kvtier.vllm.resets import Resets
 from kvtier.vllm.standing import SPARE_PATIENCES
 from kvtier.vllm.storing import Holder, Stores
+from kvtier.vllm.tiers import Figures
 
 log = logging.getLogger("kvtier.vllm")
 
@@ -279,6 +280,10 @@ class SchedulerHalf:
         """All that was counted, since the start."""
         unknown = self._node.unknown_answers if self._node is not None else 0
         return {**self.counters, "unknown_answers": unknown}
+
+    def tiers(self) -> dict[str, Figures]:
+        """What is new of the node's tiers."""
+        return self._node.tiers.take() if self._node is not None else {}
 
     def shutdown(self) -> None:
         if self._claims is not None:

@@ -1,12 +1,17 @@
-"""Counters of both halves through vLLM's own interface for metrics: one line in its log, Prometheus counters at its endpoint."""
+"""Counters of both halves, and what the node says of its tiers, through vLLM's own interface for metrics: one line in its log, Prometheus
+counters and gauges at its endpoint.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from kvtier.vllm.bases import KVConnectorPromMetrics, KVConnectorStats
+from kvtier.vllm.tiers import TIER_FIGURES, tiers_of
 
 PREFIX = "vllm:kvtier_"
+#: Of gauges of the node's tiers: as our own engine's worker names them.
+TIER_PREFIX = "kvtier_tier_"
 #: Counter -> what it counts; the name of its metric is `vllm:kvtier_` + the counter + `_total`.
 COUNTERS: dict[str, str] = {
     "lookups": "requests that the cache node was asked about",
@@ -40,7 +45,7 @@ COUNTERS: dict[str, str] = {
 
 
 class KvtierStats(KVConnectorStats):
-    """Sums of one interval."""
+    """Sums of one interval; of tiers, under "tiers", what was said last."""
 
     def reset(self) -> None:
         self.data = {}
@@ -49,10 +54,19 @@ class KvtierStats(KVConnectorStats):
         for name, count in other.data.items():
             if isinstance(count, (int, float)):
                 self.data[name] = self.data.get(name, 0) + count
+        mine = dict(tiers_of(self.data))
+        for tier, figures in tiers_of(other.data).items():
+            mine[tier] = {**mine.get(tier, {}), **figures}
+        if mine:
+            self.data["tiers"] = mine
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        return dict(sorted(self.data.items()))
+        told = {name: count for name, count in sorted(self.data.items()) if isinstance(count, (int, float))}
+        for tier, figures in sorted(tiers_of(self.data).items()):
+            if "bytes" in figures:
+                told[f"tier_{tier}_bytes"] = figures["bytes"]
+        return told
 
     def is_empty(self) -> bool:
         return not any(self.data.values())
@@ -72,7 +86,12 @@ class Since:
             now["stored_bytes"] = worker.stored_bytes
             now.update(worker.device_counters())
         now["troubles"] = troubles
-        return self.take(now)
+        told = self.take(now)
+        tiers = scheduler.tiers() if scheduler is not None else {}
+        if tiers:
+            told = told or KvtierStats(data={})
+            told.data["tiers"] = tiers
+        return told
 
     def take(self, now: dict[str, int]) -> KvtierStats | None:
         grown: dict[str, Any] = {}
@@ -90,16 +109,27 @@ class Since:
 class KvtierPromMetrics(KVConnectorPromMetrics):
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        from prometheus_client import Counter  # type: ignore[import-not-found]
+        from prometheus_client import Counter, Gauge  # type: ignore[import-not-found]
 
-        made = metric_types[Counter]
+        made, gauge = metric_types[Counter], metric_types[Gauge]
         self._by_name: dict[str, dict[int, Any]] = {}
         for name, text in COUNTERS.items():
             counter = made(name=PREFIX + name, documentation=f"kvtier: {text}.", labelnames=labelnames)
             self._by_name[name] = {engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()}
+        self._engines = per_engine_labelvalues
+        labels = [*labelnames, "tier"]
+        self._of_tiers = {
+            name: gauge(name=TIER_PREFIX + name, documentation=f"kvtier: {text}.", labelnames=labels, multiprocess_mode="mostrecent")
+            for name, text in TIER_FIGURES.items()
+        }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, count in transfer_stats_data.items():
             counter = self._by_name.get(name, {}).get(engine_idx)
             if counter is not None and isinstance(count, (int, float)) and count > 0:
                 counter.inc(count)
+        engine = self._engines.get(engine_idx)
+        for tier, figures in tiers_of(transfer_stats_data).items():
+            for name, value in figures.items():
+                if name in self._of_tiers and engine is not None:
+                    self._of_tiers[name].labels(*engine, tier).set(value)

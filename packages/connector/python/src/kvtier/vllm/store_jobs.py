@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from kvtier.copies import Job
+from kvtier.vllm.arenas import ArenaGone
 from kvtier.vllm.guard import Troubles
 from kvtier.vllm.messages import Part, Rank, StorePlan, packed
 
@@ -35,6 +36,8 @@ class StoreJobs:
         for key, part in self._mine(plan):
             try:
                 self._jobs[key] = part, self._begin(part)
+            except ArenaGone:
+                self._told[key] = b""
             except Exception as error:
                 self._troubles.note("a store", error)
                 self._told[key] = b""

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvtier.copies import Copies, Job, Layout, Mark
+from kvtier.copies import Arena, Copies, Job, Layout, Mark
 from kvtier.vllm import identity
-from kvtier.vllm.arenas import Arenas
+from kvtier.vllm.arenas import ArenaGone, Arenas
 from kvtier.vllm.device import Device
 from kvtier.vllm.groups import Unsupported
 from kvtier.vllm.guard import Troubles
@@ -37,6 +37,8 @@ class _Load:
         self.jobs: list[tuple[Part, Job]] = []
         #: share -> indexes of blocks that are not what they should be.
         self.bad: dict[int, set[int]] = {}
+        #: Blocks that nothing was copied to, since the arena had gone.
+        self.missed: list[int] = []
 
 
 class WorkerHalf:
@@ -128,23 +130,20 @@ class WorkerHalf:
             if self.rank not in part.ranks:
                 continue
             try:
-                arena = self._arenas[part.arena]
-                job = self._live().load(
-                    arena,
-                    self._layouts[part.group],
-                    unpacked(part.blocks),
-                    unpacked(part.offsets),
-                    unpacked(part.sums),
-                    self._behind(),
-                )
-                load.jobs.append((part, job))
+                load.jobs.append((part, self._arenas.begin(part.arena, lambda arena, part=part: self._load(arena, part))))
+            except ArenaGone:
+                load.missed.extend(unpacked(part.blocks))
             except Exception as error:
                 self._troubles.note("a load", error)
                 load.bad[part.share] = set(range(len(part.blocks) // 8))
 
+    def _load(self, arena: Arena, part: Part) -> Job:
+        blocks, offsets, sums = unpacked(part.blocks), unpacked(part.offsets), unpacked(part.sums)
+        return self._live().load(arena, self._layouts[part.group], blocks, offsets, sums, self._behind())
+
     def _begin_store(self, part: Part) -> Job:
-        arena, layout = self._arenas[part.arena], self._layouts[part.group]
-        return self._live().store(arena, layout, unpacked(part.blocks), unpacked(part.offsets), self._behind())
+        blocks, offsets, layout = unpacked(part.blocks), unpacked(part.offsets), self._layouts[part.group]
+        return self._arenas.begin(part.arena, lambda arena: self._live().store(arena, layout, blocks, offsets, self._behind()))
 
     def _live(self) -> Copies:
         if self._copies is None:
@@ -190,6 +189,7 @@ class WorkerHalf:
             if bad:
                 load.bad[part.share] = set(bad)
         self._failed_blocks.update(load.plan.failed)
+        self._failed_blocks.update(load.missed)
         by_share = {part.share: part for part in load.plan.parts}
         for share, indexes in load.bad.items():
             blocks = unpacked(by_share[share].blocks)
