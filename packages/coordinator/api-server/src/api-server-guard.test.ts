@@ -89,7 +89,7 @@ describe('a client that never reads', () => {
       `POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`,
     );
     await vi.waitUntil(async () => /status="499"} 1\n/.test(await at.metricsText()), patience);
-    expect(await at.metricsText()).toContain('kvtier_requests_running 0');
+    await vi.waitUntil(async () => (await at.metricsText()).includes('kvtier_requests_running 0'), patience);
     socket.resume();
     await closed;
   });
