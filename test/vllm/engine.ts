@@ -117,6 +117,8 @@ export class VllmEngine {
       stdio: ['pipe', 'pipe', 'pipe', 'pipe'],
       detached: true, // its own group: a death takes EngineCore and workers with it
       env: {
+        // vLLM's hashes begin with it: engines that are to share, and one that starts again, need the same.
+        PYTHONHASHSEED: '0',
         ...process.env,
         PYTHONPATH: join(root, 'packages/connector/python/src'),
         VLLM_LOGGING_LEVEL: 'INFO',

@@ -53,6 +53,7 @@ export class VllmPod {
       stdio: ['ignore', 'pipe', 'pipe'],
       detached: true,
       env: {
+        PYTHONHASHSEED: '0', // as in engine.ts
         ...process.env,
         PYTHONPATH: join(root, 'packages/connector/python/src'),
         VLLM_CPU_KVCACHE_SPACE: '1',

@@ -8,6 +8,7 @@ import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
 import { type HashKey, headerBytes } from '@kvtier/identity';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { slicing } from '../kit/slices.ts';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
 import type { TierChange } from '../kit/tier.ts';
 import { DiskTier } from './disk-tier.ts';
@@ -236,6 +237,59 @@ describe('several devices', () => {
     expect(again.lookup(space, chain)).toBe(64);
     expect(await bench.read(again, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
     await again.close();
+  });
+
+  it('drops what a broken one held in slices; what was not dropped yet fails when it is read, and can be written', async () => {
+    const { blocks } = slicing;
+    slicing.blocks = 4;
+    try {
+      const tier = await open(two());
+      const seen = following(tier);
+      const chain = names('striped', 64);
+      await Promise.all(chain.map((hash) => bench.write(tier, space, [hash], payloadBytes)));
+      const lost = tier.devices[1]!;
+      lost.fail(new Error('gone'));
+      const { blocks: listed } = tier.stats();
+      const found = await bench.read(tier, space, chain, payloadBytes);
+      const failed = new Set(chain.filter((_, i) => found[i] === 'failed'));
+      expect(failed.size).toBeGreaterThan(8);
+      expect(failed.size + found.filter((status) => status === 'ready').length).toBe(listed);
+      await vi.waitUntil(() => lost.inService, patience);
+      expect(seen).toEqual({ cleared: 0, held: new Set(chain) });
+      expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+      lost.fail(new Error('gone again'));
+      const again = await bench.write(tier, space, [...failed], payloadBytes);
+      expect(again).toEqual([...failed].map(() => 'stored'));
+      expect(await bench.read(tier, space, [...failed], payloadBytes)).toEqual(again.map(() => 'ready'));
+      await vi.waitUntil(() => lost.inService, patience);
+      expect(seen).toEqual({ cleared: 0, held: new Set(chain) });
+      tier.checkIntegrity();
+      await tier.close();
+    } finally {
+      slicing.blocks = blocks;
+    }
+  });
+
+  it('says in one word that the last one broke, and lists nothing from then on, however long the drop takes', async () => {
+    const { blocks } = slicing;
+    slicing.blocks = 4;
+    try {
+      const tier = await open();
+      const seen = following(tier);
+      const chain = names('all', 40);
+      await bench.write(tier, space, chain, payloadBytes);
+      tier.devices[0]!.fail(new Error('gone'));
+      expect(seen).toEqual({ cleared: 1, held: new Set() });
+      expect([tier.stats().blocks, tier.lookup(space, chain), tier.remove(space, chain, 'asked')]).toEqual([0, 0, 0]);
+      expect(following(tier).held.size).toBe(0);
+      expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'missing'));
+      await vi.waitUntil(() => tier.stats().inService, patience);
+      expect(seen).toEqual({ cleared: 1, held: new Set(chain) });
+      tier.checkIntegrity();
+      await tier.close();
+    } finally {
+      slicing.blocks = blocks;
+    }
   });
 
   it('refuses budgets and folders that cannot be', async () => {

@@ -123,6 +123,11 @@ export class DiskDevice {
     return this.#reason === '' && !this.#closed;
   }
 
+  /** Out of service, and just about to come back. */
+  get isTried(): boolean {
+    return this.#retries.trying !== undefined;
+  }
+
   /** Why it is out of service; "" when it is not. */
   get reason(): string {
     return this.#reason;
@@ -254,6 +259,7 @@ export class DiskDevice {
       const isBusy = this.io.inFlightCount > 0 || this.files.openCount > 0 || this.#pool?.isBusy;
       if (isBusy || this.#life?.appender.isBusy) throw new KvError('IO', `${this.dir}: the device still hangs`);
       await this.#probe();
+      await this.#owner.index.dropped();
       for (const segment of [...this.segments]) {
         this.io.closeFile(this.files, segment.file);
         this.#owner.index.unregister(segment);

@@ -5,6 +5,7 @@
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { Followers, pagesOfRows } from '../kit/followers.ts';
+import { Slices, slicing } from '../kit/slices.ts';
 import type { Following, TierChange } from '../kit/tier.ts';
 import { type EntryNumber, EntryTable, noEntry } from './entry-table.ts';
 import type { FoundBlock } from './recovery.ts';
@@ -32,9 +33,14 @@ export class DiskIndex {
   #latestNumber = -1;
   /** The logical clock of recency. */
   #tick = 0;
+  readonly #slices = new Slices();
+  /** Drops that have not come to their end. */
+  readonly #drops = new Set<Promise<void>>();
+  /** Nothing is listed for anybody any more: what drops still have to unlist is not found and not told of. */
+  #isCleared = false;
 
   get count(): number {
-    return this.table.count;
+    return this.#isCleared ? 0 : this.table.count;
   }
 
   get tick(): number {
@@ -47,13 +53,13 @@ export class DiskIndex {
   }
 
   get(namespace: Namespace, hash: HashKey): EntryNumber {
-    const number = this.#numbers.get(namespace.key);
+    const number = this.#isCleared ? undefined : this.#numbers.get(namespace.key);
     return number === undefined ? noEntry : this.table.find(number, hash);
   }
 
   /** How many hashes, from the first on, are listed without a gap. */
   prefix(namespace: Namespace, hashes: readonly HashKey[]): number {
-    const number = this.#numbers.get(namespace.key);
+    const number = this.#isCleared ? undefined : this.#numbers.get(namespace.key);
     if (number === undefined) return 0;
     let held = 0;
     while (held < hashes.length && this.table.find(number, hashes[held]!) !== noEntry) held++;
@@ -82,7 +88,7 @@ export class DiskIndex {
   }
 
   namespaceOfRow(row: EntryNumber): Namespace | undefined {
-    return this.table.isListed(row) ? this.namespaceOf(row) : undefined;
+    return !this.#isCleared && this.table.isListed(row) ? this.namespaceOf(row) : undefined;
   }
 
   hashOfRow(row: EntryNumber): HashKey {
@@ -162,17 +168,65 @@ export class DiskIndex {
   remove(entry: EntryNumber): void {
     const namespace = this.namespaceOf(entry);
     this.#unlist(entry);
-    if (!this.#followers.none) this.#followers.removed(namespace, [this.table.hash(entry)]);
+    if (!this.#followers.none && !this.#isCleared) this.#followers.removed(namespace, [this.table.hash(entry)]);
   }
 
-  /** Unlist all blocks of segments whose device is gone. `all`: nothing is left, say so in one word. */
-  drop(segments: Iterable<Segment>, all: boolean): void {
-    for (const segment of segments) {
-      const gone = all || this.#followers.none ? [] : this.#namesOf(segment);
-      for (const entry of this.listedOf(segment)) this.#unlist(entry);
-      for (const [namespace, hashes] of gone) this.#followers.removed(namespace, hashes);
+  /**
+   * Unlist all blocks of segments whose device is gone, in slices: until its slice has come a block is listed, and cannot be read.
+   * Where nothing else is listed it is said in one word, and at once; `mayClear`: nothing is to be listed before it has been dropped.
+   */
+  drop(lost: Iterable<Segment>, mayClear: boolean): void {
+    const segments = [...lost];
+    const listed = segments.reduce((sum, { listedCount }) => sum + listedCount, 0);
+    if (mayClear && listed === this.table.count) {
+      this.#isCleared = true;
+      this.#followers.cleared();
     }
-    if (all) this.#followers.cleared();
+    const unlisting = this.#unlisting(segments);
+    const drop = new Promise<void>((resolve) => {
+      const next = (): boolean => {
+        if (unlisting.next().done !== true) return true;
+        resolve();
+        return false;
+      };
+      if (next()) this.#slices.add(next);
+    }).then(() => {
+      this.#drops.delete(drop);
+      if (this.#drops.size === 0) this.#isCleared = false;
+    });
+    this.#drops.add(drop);
+  }
+
+  /** Resolves when all that was dropped is unlisted. */
+  async dropped(): Promise<void> {
+    while (this.#drops.size > 0) await Promise.all(this.#drops);
+  }
+
+  /** `drop` up to the end of each slice. */
+  *#unlisting(segments: readonly Segment[]): Generator<void> {
+    let left = slicing.blocks;
+    for (const segment of segments) {
+      let names = new Map<Namespace, HashKey[]>();
+      const tell = (): void => {
+        for (const [namespace, hashes] of names) if (!this.#isCleared) this.#followers.removed(namespace, hashes);
+        names = new Map();
+      };
+      for (const entry of this.listedOf(segment)) {
+        if (!this.#followers.none && !this.#isCleared) {
+          const namespace = this.namespaceOf(entry);
+          const hashes = names.get(namespace);
+          if (hashes === undefined) names.set(namespace, [this.table.hash(entry)]);
+          else hashes.push(this.table.hash(entry));
+        }
+        this.#unlist(entry);
+        if (--left > 0) continue;
+        tell();
+        left = slicing.blocks;
+        yield;
+        if (segment.listedCount === 0) break; // its rows may be others' now
+      }
+      tell();
+    }
   }
 
   /** Listed rows of a segment in order of their places. */
@@ -214,6 +268,7 @@ export class DiskIndex {
   }
 
   *#held(): Generator<readonly [Namespace, readonly HashKey[], readonly number[]]> {
+    if (this.#isCleared) return;
     for (const segment of this.#segments) if (segment !== undefined) yield* this.#namesOf(segment);
   }
 

@@ -114,7 +114,7 @@ export class DiskTier implements Tier {
         const key = namespace.key + hash;
         const others = this.#writing.get(key);
         if (!this.#inService || bytes === 0) end(index, 'refused');
-        else if (this.#index.get(namespace, hash) !== noEntry) {
+        else if (this.#isReadable(this.#index.get(namespace, hash))) {
           this.touch(namespace, [hash]);
           end(index, 'held');
         } else if (others !== undefined) others.push((stored) => end(index, stored ? 'held' : 'refused'));
@@ -221,11 +221,16 @@ export class DiskTier implements Tier {
     return !this.#closed && this.#devices.some((device) => device.inService);
   }
 
+  /** What its device lost is listed until it has been dropped. */
+  #isReadable(entry: EntryNumber): boolean {
+    return entry !== noEntry && this.#devices[this.#index.segmentOf(entry).device]!.inService;
+  }
+
   #deviceOut(device: DiskDevice, reason: string): void {
     this.#outages++;
     this.#index.drop(
       device.segments,
-      this.#devices.every((each) => !each.inService),
+      this.#devices.every((each) => !each.inService && !each.isTried),
     );
     this.#options.onOutOfService?.(reason);
   }
@@ -241,7 +246,7 @@ export class DiskTier implements Tier {
     for (const [index, { hash, slot }] of blocks.entries()) {
       const entry = this.#closed ? noEntry : this.#index.get(namespace, hash);
       if (entry === noEntry) onDone(index, 'missing');
-      else if (!this.#devices[this.#index.segmentOf(entry).device]!.inService) onDone(index, 'failed');
+      else if (!this.#isReadable(entry)) onDone(index, 'failed');
       // Never into a slot that is too small for it; whoever has a larger one may have it.
       else if (table.pages(entry) * pageBytes > this.#options.slots.slotBytesOf(slot)) onDone(index, 'missing');
       else found.push({ index, slot, entry, segment: this.#index.segmentOf(entry), page: table.page(entry) });
