@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
+import threading
 import types
 import unittest
 from array import array
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -17,25 +20,67 @@ from rig import until  # noqa: E402
 from sglang_play import Config, Engine, Flat, Pool, names  # noqa: E402
 
 
+class Store:
+    """What of torch's stores is leaned on."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, str] = {}
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        if self.held.get(key, "") == expected:
+            self.held[key] = desired
+        return self.held[key].encode()
+
+
 class Replicas(unittest.TestCase):
-    """Of data parallelism: children of one process that may be flushed apart."""
+    """Who counts the same flushes: ranks of one start of one engine, and nobody else."""
 
-    def together(self, dp: int, **ranks: int) -> str | None:
+    def torch(self, default_store: Callable[[], Any]) -> Any:
+        modules: dict[str, Any] = {name: types.ModuleType(name) for name in ("torch", "torch.distributed")}
+        modules["torch.distributed"].distributed_c10d = types.SimpleNamespace(_get_default_store=default_store)
+        return mock.patch.dict("sys.modules", modules)
+
+    def together(self, dp: int, own: str, **ranks: int) -> str | None:
         arguments = types.SimpleNamespace(dp_size=dp)
-        return identity.flushed_together(identity.engine_of(Config({}, **ranks), arguments, b"w", "0.5.1"), arguments)
+        engine = identity.engine_of(Config({}, **ranks), arguments, b"w", "0.5.1")
+        return identity.flushed_together(engine, arguments, own, lambda own: "agreed")
 
-    def test_ranks_of_one_replica_agree_and_replicas_do_not(self) -> None:
-        self.assertEqual(self.together(1, tp_rank=0, tp_size=2), self.together(1, tp_rank=1, tp_size=2))
-        mine = self.together(2)
-        with mock.patch("os.getpid", lambda: 1):
-            other = self.together(2)
-        self.assertNotEqual(mine, other)
-        first, second = (identity.generation_name(1, False, name or "") for name in (mine, other))
+    def test_one_rank_has_a_name_of_its_own_and_several_that_on_which_they_agreed(self) -> None:
+        for dp in (1, 2):
+            self.assertEqual(self.together(dp, "mine"), "mine")
+        for rank in range(2):
+            self.assertEqual(self.together(1, f"of {rank}", tp_rank=rank, tp_size=2), "agreed")
+        first, second = (identity.generation_name(1, False, name) for name in ("mine", "other"))
         self.assertNotEqual(first, second)
-        self.assertEqual(identity.generation_name(0, False, mine or ""), identity.generation_name(0, False, other or ""))
+        self.assertEqual(identity.generation_name(0, False, "mine"), identity.generation_name(0, False, "other"))
 
     def test_ranks_that_cannot_be_told_from_another_replicas_have_no_name_for_it(self) -> None:
-        self.assertIsNone(self.together(2, tp_rank=0, tp_size=2))
+        self.assertIsNone(self.together(2, "mine", tp_rank=0, tp_size=2))
+
+    def test_ranks_agree_by_the_store_of_their_process_group(self) -> None:
+        self.assertIsNone(bases.agreed("without torch"))
+        for start in range(2):
+            store = Store()
+            with self.torch(lambda store=store: store):
+                first = f"of start {start}"
+                self.assertEqual([bases.agreed(first), bases.agreed("later")], [first, first])
+
+    def test_a_group_whose_store_does_not_answer_has_not_agreed(self) -> None:
+        stands = threading.Event()
+        self.addCleanup(stands.set)
+        with self.torch(stands.wait), mock.patch.object(bases, "_AGREE_S", 0.05):
+            self.assertIsNone(bases.agreed("mine"))
+
+    def test_a_backend_of_another_kind_at_the_start_means_that_weights_may_have_been_replaced(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            files = {}
+            for name, text in (("ours", '{"module_path": "kvtier.sglang.storage"}'), ("other", '{"module_path": "else"}')):
+                files[name] = os.path.join(folder, f"{name}.json")
+                with open(files[name], "w") as file:
+                    file.write(text)
+            for said, later in ((f"@{files['ours']}", False), (f"@{files['other']}", True), (f"@{folder}/none.json", True)):
+                arguments = types.SimpleNamespace(hicache_storage_backend="dynamic", hicache_storage_backend_extra_config=said)
+                self.assertEqual(identity.attached_later(arguments), later, said)
 
     def test_a_decode_engine_that_offloads_by_a_pool_of_its_own_is_refused(self) -> None:
         arguments = types.SimpleNamespace(disaggregation_decode_enable_offload_kvcache=True)

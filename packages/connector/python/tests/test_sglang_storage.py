@@ -214,7 +214,26 @@ class Generations(StorageCase):
         self.assertEqual(keeps.prefetch(keys), (8, []))
         self.unharmed(engine, other, keeps)
 
-    def test_ranks_agree_on_a_generation_without_a_word(self) -> None:
+    def test_generations_of_another_engine_are_not_loaded_whoever_started_both(self) -> None:
+        node = self.shared()
+        engine, other = self.sglang(node), self.sglang(node)
+        for one in (engine, other):
+            one.pool.clear()
+        until("attached again", lambda: engine.attached and other.attached)
+        self.assertEqual(engine.backup(names(1, 8)), 8)
+        self.assertEqual((engine.exists(names(1, 8)), other.exists(names(1, 8))), (8, 0))
+        self.unharmed(engine, other)
+
+    def test_ranks_that_cannot_agree_share_nothing_any_more_after_a_flush(self) -> None:
+        node = self.shared()
+        engine = self.sglang(node, Pool(32, sides=1), rank=0, ranks=2, mla=True)
+        engine.pool.clear()
+        with self.assertLogs("kvtier.sglang", "WARNING") as logs:
+            self.assertEqual((engine.backup(names(2, 5)), engine.exists(names(2, 5))), (0, 0))
+        self.assertIn("its ranks cannot agree", "".join(logs.output))
+
+    @mock.patch("kvtier.sglang.shares.agreed", lambda own: "all ranks")
+    def test_ranks_have_the_same_generation(self) -> None:
         node = self.shared()
         ranks = [self.sglang(node, Pool(32, sides=1), rank=rank, ranks=2, mla=True) for rank in range(2)]
         for one in ranks:
@@ -223,6 +242,7 @@ class Generations(StorageCase):
         self.assertEqual(ranks[0].backup(names(2, 5)), 5)
         self.assertEqual(ranks[1].prefetch(names(2, 5)), (5, []))
 
+    @mock.patch("kvtier.sglang.shares.agreed", lambda own: "all ranks")
     def test_ranks_that_are_not_called_count_each_flush(self) -> None:
         node = self.shared()
         ranks = [self.sglang(node, Pool(32, sides=1), rank=rank, ranks=2, mla=True) for rank in range(2)]

@@ -5,6 +5,8 @@ imports SGLang at import.
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +84,33 @@ def server_args() -> Any:
         if found is not None:
             return found
     return None
+
+
+#: A rank waits so long for the word of another.
+_AGREE_S = 2.0
+_AGREED = "kvtier/flushed-together"
+
+
+def agreed(own: str) -> str | None:
+    """What the ranks of this engine's process group have agreed on: `own` of the one that asks first. None: there is no such group, or
+    its store does not answer.
+    """
+    said: list[str] = []
+    thread = threading.Thread(target=lambda: _agree(own, said.append), name="kvtier-agree", daemon=True)
+    thread.start()
+    thread.join(_AGREE_S)
+    return said[0] if said else None
+
+
+def _agree(own: str, tell: Callable[[str], None]) -> None:
+    try:
+        from torch.distributed import distributed_c10d  # type: ignore[import-not-found]
+
+        # Empty: as long as nobody has said anything.
+        found = distributed_c10d._get_default_store().compare_set(_AGREED, "", own)
+        tell(found.decode() if isinstance(found, bytes) else str(found))
+    except Exception:
+        return
 
 
 def page_indices(page: int, page_tokens: int) -> Any:

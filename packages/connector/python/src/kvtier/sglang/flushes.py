@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import uuid
 from typing import Any
 
 _PLACE = "_kvtier_flushes"
@@ -20,6 +21,8 @@ _RESETS = ("reset", "_reset_full")
 class Flushes:
     def __init__(self, pool: Any, before: int) -> None:
         """`before`: flushes that may have been."""
+        #: Of this pool and no other.
+        self.name = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._pool = pool
         self._flushes = before

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,12 @@ def attached_later(arguments: Any) -> bool:
     if not hasattr(arguments, "hicache_storage_backend"):
         return False
     said = str(getattr(arguments, "hicache_storage_backend_extra_config", None) or "")
-    ours = said.startswith("@") or "kvtier" in said  # "@": a file, which may say anything
-    return str(arguments.hicache_storage_backend) != "dynamic" or not ours
+    if said.startswith("@"):  # a file
+        try:
+            said = Path(said[1:]).read_text()
+        except (OSError, ValueError):
+            said = ""
+    return str(arguments.hicache_storage_backend) != "dynamic" or "kvtier" not in said
 
 
 def config_of(arguments: Any) -> tuple[str, int]:
@@ -197,30 +201,21 @@ def namespace(engine: Engine, name: str, page_tokens: int, page_bytes: int, fact
     ).digest()
 
 
-def flushed_together(engine: Engine, arguments: Any) -> str | None:
-    """Names the ranks that count the same flushes: children of one process, alike. Replicas of data parallelism are its children, too,
-    and each may refuse a flush by itself. None: a rank of these cannot be told from another replica's.
+def flushed_together(engine: Engine, arguments: Any, own: str, agreed: Callable[[str], str | None]) -> str | None:
+    """Names the ranks that count the same flushes, of this start of this engine: no other engine has the name, nor this one when it starts
+    again, whatever process has started them. `own`: this rank's, drawn at random; `agreed`: what all ranks have agreed on. Replicas of data
+    parallelism may each refuse a flush by itself. None: ranks that cannot agree, or that cannot be told from another replica's.
     """
-    if int(getattr(arguments, "dp_size", 1) or 1) <= 1:
-        return _parent()
-    return f"{_parent()} {os.getpid()}" if engine.tp_size * engine.pp_size * engine.cp_size == 1 else None
+    if engine.tp_size * engine.pp_size * engine.cp_size == 1:
+        return own
+    return agreed(own) if int(getattr(arguments, "dp_size", 1) or 1) <= 1 else None
 
 
 def generation_name(count: int, kept: bool, together: str) -> bytes:
-    """What was stored before a flush or a clear is not loaded any more by this engine: its ranks agree on the name of each generation
-    without a word. `kept`: flushes are not counted. `together`: of `flushed_together`.
+    """What was stored before a flush or a clear is not loaded any more by this engine: its ranks have the same name for each generation.
+    `kept`: flushes are not counted. `together`: of `flushed_together`.
     """
     return hashlib.sha256(f"{together} {count}{' kept' if kept else ''}".encode()).digest() if count else b""
-
-
-def _parent() -> str:
-    pid = os.getppid()
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        born = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    except (OSError, IndexError):
-        boot, born = "", ""
-    return f"{boot} {pid} {born} {os.uname().nodename}"
 
 
 def pool_facts(view: PoolView) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from kvtier.errors import KvError
 from kvtier.guard import Troubles
 from kvtier.session import Session
 from kvtier.sglang import identity
+from kvtier.sglang.bases import agreed
 from kvtier.sglang.flushes import Flushes, flushes_of
 from kvtier.sglang.options import Options
 from kvtier.sglang.identity import pool_facts
@@ -205,16 +206,23 @@ class Shares:
             self._troubles.note("the digest of the weights", error)
             self.refuse("the model's weights have no digest")
 
+    def _generation_name(self, engine: identity.Engine) -> bytes | None:
+        """None: it has none that all of its ranks, and nobody else, would have."""
+        flushes = self._flushes
+        if flushes is None or self._generation == 0:
+            return b""
+        together = identity.flushed_together(engine, self._arguments, flushes.name, agreed)
+        return None if together is None else identity.generation_name(self._generation, self._options.keep_on_flush, together)
+
     def _open_locked(self) -> None:
         engine = self._engine
         if engine is None or self._stopped.is_set():
             return
         options = self._options
-        together = identity.flushed_together(engine, self._arguments)
-        if together is None and self._generation > 0:
-            self.refuse("its cache was flushed, and replicas of data parallelism with several ranks each may not all have been")
+        generation = self._generation_name(engine)
+        if generation is None:
+            self.refuse("its cache was flushed, and its ranks cannot agree on a name for that, or not all of its replicas may have been")
             return
-        generation = identity.generation_name(self._generation, options.keep_on_flush, together or "")
         for name, (layout, page_tokens, facts) in self._memory.items():
             if name in self._shares:
                 continue
