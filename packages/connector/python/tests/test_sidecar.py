@@ -14,13 +14,15 @@ import tempfile
 import time
 import unittest
 from typing import Any
+from unittest import mock
 
 os.environ["KVTIER_WITHOUT_SGLANG"] = "1"
 
 import kvtier  # noqa: E402
 import rig  # noqa: E402
 from engine_case import EngineCase, prompts  # noqa: E402
-from engine_parts import Shape  # noqa: E402
+from engine_parts import GroupShape, Shape  # noqa: E402
+from engine_play import Engine  # noqa: E402
 from rig import NAMESPACE, NodeCase, child_of, until  # noqa: E402
 from sglang_play import Engine as SglangEngine  # noqa: E402
 from sglang_play import Pool, names  # noqa: E402
@@ -265,6 +267,50 @@ class BesideVllm(RoomForOne, EngineCase):
             self.attach(engine)
             self.assertEqual(self.serve(engine, texts), wanted)
         self.assertNotIn("corrupt_blocks", engine.connector._scheduler.counters)
+
+    def test_what_is_claimed_when_it_ends_comes(self) -> None:
+        """vLLM ends where blocks of several groups do not come that it was told of."""
+        texts = prompts(4)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for when in ("offered", "claimed"):
+                with self.subTest(signal=number.name, when=when):
+                    node, shape = self.node_with_room_for_one(), self.own(Shape([GroupShape(), GroupShape("window", window=9)], prefix_caching=False))
+                    wanted = self.serve(self.alone(shape), texts)
+                    engine = self.play(node, shape)
+                    self.serve(engine, texts)
+                    self.until_held(node, engine, 40)
+                    self.ends_when(engine, node, number, when)
+                    before = engine.external_tokens
+                    with mock.patch.object(engine, "_take_back", side_effect=AssertionError("blocks of a load did not come")):
+                        self.assertEqual(self.serve(engine, texts), wanted)
+                    self.assertGreater(engine.external_tokens, before)
+                    self.is_let_go(node)
+
+    def ends_when(self, engine: Engine, node: rig.Node, number: signal.Signals, when: str) -> None:
+        """The node ends when the engine was told of the first load, or has planned it; the engine goes on when all halves may have seen it."""
+        half, ended = engine.connector._scheduler, []
+        claims = half._claims
+
+        def end() -> None:
+            ended.append(node.end(number))
+            until("it has ended", lambda: half._node.attached() is None)
+            time.sleep(0.7)
+
+        offered, metadata = claims.matched, half.metadata
+
+        def matched(*args: Any) -> Any:
+            found = offered(*args)
+            if when == "offered" and not ended and found[0]:
+                end()
+            return found
+
+        def planned(output: Any) -> Any:
+            plans = metadata(output)
+            if when == "claimed" and not ended and plans.loads:
+                end()
+            return plans
+
+        claims.matched, half.metadata = matched, planned
 
     def test_a_silent_node_keeps_its_arena(self) -> None:
         node = self.node_with_room_for_one()

@@ -25,6 +25,7 @@ from rig import until
 from kvtier.vllm import halves, layouts, options, versions
 from kvtier.vllm.arenas import Arenas
 from kvtier.vllm.bases import KVConnectorRole
+from kvtier.vllm.connector import KvtierConnector
 from kvtier.vllm.device import Device
 from kvtier.errors import KvError
 from kvtier.requests import TierState, ranges_of
@@ -98,6 +99,26 @@ class StoreCopies(unittest.TestCase):
         self.begun[0].done = True
         self.assertEqual(self.told(), {(5, 1): packed([7, 8])})
         self.assertEqual((self.told(), self.jobs.stored_bytes, self.troubles.count, self.jobs.under_way(5)), ({}, 200, 1, False))
+
+    def test_what_has_ended_is_known_also_when_it_was_told(self) -> None:
+        """The step that it was told with may be under way, and no other follow."""
+        ended = lambda share: self.jobs.has_ended((5, share), 0.0)  # noqa: E731
+        self.assertFalse(ended(1))
+        self.jobs.start(self.plan)
+        self.assertEqual((ended(1), ended(9), ended(2)), (False, True, False))
+        self.begun[0].done = True
+        self.assertTrue(ended(1))
+        self.jobs.poll()
+        self.assertTrue(ended(1))
+        self.jobs.take()
+        self.assertEqual((ended(1), ended(9), ended(2)), (True, True, False))
+        self.jobs.start(StorePlan(6, [self.part(1)]))
+        self.jobs.flush(6, 0.0)  # its blocks are given away, and still written from
+        self.told()
+        self.assertFalse(self.jobs.has_ended((6, 1), 0.0))
+        self.begun[1].done = True
+        self.told()
+        self.assertTrue(self.jobs.has_ended((6, 1), 0.0))
 
     def test_what_is_given_away(self) -> None:
         self.jobs.start(self.plan)
@@ -361,6 +382,39 @@ class Messages(unittest.TestCase):
         made.observe({"lookups": 5, "unknown": 1, "tiers": {"disk": {"hits": 3, "unknown": 1}}})
         made.observe({"tiers": {"disk": {"hits": 4}}}, 1)
         self.assertEqual(told, {("vllm:kvtier_lookups", "0"): 5, ("kvtier_tier_hits", "0", "disk"): 3})
+
+    def test_metrics_of_prometheus_are_made_anew(self) -> None:
+        """vLLM makes them twice in one process, and takes away those of its own prefix."""
+        names: dict[Any, list[str]] = {}
+
+        class Registry:
+            _collector_to_names = names
+
+            def unregister(self, collector: Any) -> None:
+                del names[collector]
+
+        class Made:
+            def __init__(self, name: str, documentation: str, labelnames: list[str], multiprocess_mode: str = "") -> None:
+                if any(made._name == name for made in names):
+                    raise ValueError("Duplicated timeseries")
+                self._name = name
+                names[self] = [name]
+
+            def labels(self, *values: object) -> Any:
+                return types.SimpleNamespace(inc=lambda value: None, set=lambda value: None)
+
+        theirs = types.ModuleType("prometheus_client")
+        theirs.Counter, theirs.Gauge, theirs.REGISTRY = "counter", "gauge", Registry()  # type: ignore[attr-defined]
+        theirs_alone = Made("vllm:requests", "", [])
+        with mock.patch.dict(sys.modules, {"prometheus_client": theirs}):
+            for _ in range(2):
+                for made in [made for made in names if made._name.startswith("vllm:kvtier")]:
+                    del names[made]  # as vLLM does
+                made = KvtierConnector.build_prom_metrics(None, {"counter": Made, "gauge": Made}, ["engine"], {0: ["0"]})
+                self.assertIsInstance(made, KvtierPromMetrics)
+            self.assertIn(theirs_alone, names)
+            with self.assertLogs("kvtier.vllm", "WARNING"):
+                KvtierConnector.build_prom_metrics(None, {}, ["engine"], {0: ["0"]}).observe({"lookups": 1})
 
     def test_tiers_are_asked_now_and_then_and_go_out_of_service_with_their_node(self) -> None:
         asked: list[Any] = []

@@ -45,18 +45,23 @@ def hold(path: str, byte: int) -> int | None:
     return fd
 
 
-def is_held(path: str, byte: int) -> bool:
-    """Whether somebody holds it. Not where the file is gone: the node removes it with its arena. What cannot be asked counts as held."""
+def watch(path: str) -> int | None:
+    """A descriptor to ask `is_held` with, also when the node has removed the file; None where the file may not be read.
+
+    @raises FileNotFoundError where it has removed it already
+    """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return False
+        raise
     except OSError:
-        return True
+        return None
+
+
+def is_held(fd: int, byte: int) -> bool:
+    """Whether somebody holds it: by a descriptor of its own. What cannot be asked counts as held."""
     try:
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
     except OSError:
         return True
-    finally:
-        os.close(fd)

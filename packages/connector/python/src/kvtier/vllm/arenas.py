@@ -10,13 +10,14 @@ room for its own arena beside it.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from kvtier.copies import Arena, ArenaRef, Copies, Job
 from kvtier.errors import KvError
-from kvtier.hold import is_held
+from kvtier.hold import is_held, watch
 from kvtier.vllm.messages import ArenaPlace
 
 log = logging.getLogger("kvtier.vllm")
@@ -40,6 +41,8 @@ class Arenas:
         self._folder = folder
         self._arenas: dict[int, Arena] = {}
         self._places: dict[int, ArenaPlace] = {}
+        #: By which it is seen whether its session has ended, by id.
+        self._watches: dict[int, int] = {}
         #: Whose mapping is under way or has failed, by id.
         self._under_way: dict[int, threading.Thread] = {}
         #: Mapped, and not told yet.
@@ -102,12 +105,17 @@ class Arenas:
 
     def close(self) -> None:
         self._closed.set()
+        with self._lock:
+            while self._watches:
+                os.close(self._watches.popitem()[1])
         for thread in [*self._under_way.values(), *self._leaving]:
             thread.join(0.2)
 
     def _take(self, number: int) -> Arena | None:
-        """Nothing is begun with it any more."""
+        """Nothing is begun with it any more. Under the lock."""
         self._places.pop(number, None)
+        if (fd := self._watches.pop(number, None)) is not None:
+            os.close(fd)
         if number in self._new:
             self._new.remove(number)
         return self._arenas.pop(number, None)
@@ -123,35 +131,46 @@ class Arenas:
         return ArenaRef(place.path, place.bytes, place.id, place.lock_byte)
 
     def _has_ended(self, place: ArenaPlace) -> bool:
-        """The session that it was announced for."""
-        return place.session_byte != 0 and not is_held(self._ref(place).within(self._folder).lock_path, place.session_byte)
+        """The session that it was announced for. Under the lock. The scheduler's half keeps the byte, also of a node that has gone, as long
+        as something that it has claimed is to be copied."""
+        fd = self._watches.get(place.id)
+        return fd is not None and not is_held(fd, place.session_byte)
 
     def _map(self, place: ArenaPlace) -> None:
+        fd = None
         try:
-            if not self._has_ended(place):
+            if place.session_byte:
+                fd = watch(self._ref(place).within(self._folder).lock_path)
+            if fd is None or is_held(fd, place.session_byte):
                 arena = self._copies().map(self._ref(place), self._folder)
                 with self._lock:
                     self._arenas[place.id], self._places[place.id] = arena, place
+                    if fd is not None:
+                        self._watches[place.id], fd = fd, None
                     self._new.append(place.id)
                     del self._under_way[place.id]
-                    if place.session_byte and self._looking is None:
+                    if place.id in self._watches and self._looking is None:
                         self._looking = threading.Thread(target=self._look, name="kvtier-arenas", daemon=True)
                         self._looking.start()
                 return
+        except FileNotFoundError:
+            pass  # it has ended
         except Exception as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 log.warning("kvtier: a worker cannot map the arena (%s); it is tried again", error)
+        finally:
+            if fd is not None:
+                os.close(fd)
         time.sleep(_RETRY_S)
         self._under_way.pop(place.id, None)
 
     def _look(self) -> None:
         while not self._closed.wait(_LOOK_S):
-            for place in list(self._places.values()):
-                if self._has_ended(place):
-                    with self._lock:
-                        arena = self._take(place.id) if self._places.get(place.id) is place else None
-                    self._unmap(arena)
+            with self._lock:
+                gone = [self._take(place.id) for place in list(self._places.values()) if self._has_ended(place)]
+            for arena in gone:
+                self._unmap(arena)
 
     def _tell_pinning(self, device: int) -> None:
         for number in list(self._untold):

@@ -50,11 +50,20 @@ class Claims:
         self._node = node
         self._counters = counters
         self._loading: dict[int, Loading] = {}
+        #: What the engine was told last that it may claim.
+        self._offered: Stage | None = None
         self._next_load = 1
         self._lookup_slow = False
         self.standing = Standing(options.patience_us / 1e6)
         #: Leases that ended.
         self._released = 0
+        node.follow_claims(self._arenas)
+
+    def _arenas(self) -> set[int]:
+        """That something is claimed of, or may be just now. Of any thread."""
+        offered, loading = self._offered, list(self._loading.values())
+        stages = [one.stage for one in loading] + ([offered] if offered is not None and not offered.released else [])
+        return {stage.attached.arena.ref.id for stage in stages}
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
@@ -189,6 +198,7 @@ class Claims:
             # It is not what the lookup said: what is missing or bad is stored again, once it is computed.
             known.offered = [0] * len(self._groups)
             return self._deny(known, stage.reason or "missing")
+        self._offered = stage  # first: who finds that its session has ended keeps the arena of what is offered by then
         if not stage.alive:
             self.leave(known)
             return self._deny(known, "detached")

@@ -18,7 +18,7 @@ from kvtier.vllm.guard import Troubles, harmless
 from kvtier.vllm.halves import halves
 from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata
 from kvtier.vllm.scheduler import SchedulerHalf
-from kvtier.vllm.stats import KvtierPromMetrics, KvtierStats, Since
+from kvtier.vllm.stats import KvtierPromMetrics, KvtierStats, NoPromMetrics, Since
 from kvtier.vllm.worker import WorkerHalf
 
 log = logging.getLogger("kvtier.vllm")
@@ -217,7 +217,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, va
             return KvtierPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         except Exception as error:
             log.warning("kvtier: no metrics (%s)", error)
-            return None
+            return NoPromMetrics()
 
     @harmless(lambda: None)
     def shutdown(self) -> None:

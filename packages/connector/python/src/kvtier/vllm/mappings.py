@@ -2,6 +2,7 @@
 
      a session is attached ──► mapped, announced ──► all workers have it: may be used
      its connection ends   ──► not announced, its byte let go, unmapped: workers that take no step see the byte, and unmap, too
+                               what of it is claimed, and not copied yet, is copied before
 
 Invariant: an arena whose session has ended is mapped no longer than its copies take: the next node may have no room for its own beside it.
 A node that is only silent keeps it.
@@ -12,14 +13,15 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from kvtier.copies import Arena, ArenaRef, Copies
 from kvtier.hold import hold, session_byte
 from kvtier.session import Session
 from kvtier.vllm.messages import ArenaPlace, Rank
 
-#: Where another generation begins, the sessions that are closed and those that are not attached yet have one arena: it stays so long.
+#: Where another generation begins, the sessions that are closed and those that are not attached yet have one arena: it stays so long, and
+#: so does one at most that is claimed.
 _LINGER_S = 10.0
 #: An idle engine is kept stepping for so long at most, so that its workers map a new arena before the next request comes.
 MAPPING_STEPS_S = 2.0
@@ -30,6 +32,8 @@ class Mappings:
 
     def __init__(self, copies: Copies) -> None:
         self.places: list[ArenaPlace] = []
+        #: Arenas that something is to be copied from of which the engine believes that it will come.
+        self.claimed: Callable[[], Set[int]] = frozenset
         self._copies = copies
         self._arenas: dict[int, Arena] = {}
         self._announced: dict[int, ArenaPlace] = {}
@@ -65,10 +69,11 @@ class Mappings:
         arenas = [session.arena for session in sessions]
         wanted = {arena.id: arena for arena in arenas if arena is not None}
         ended = bool(wanted) or any(session.failing for session in sessions)
+        claimed = self.claimed()
         for number in list(self._arenas):
             if number in wanted:
                 self._gone_at.pop(number, None)
-            elif ended or self._has_lingered(number):
+            elif self._has_lingered(number) or (ended and number not in claimed):
                 self._let_go(number)
         try:
             for number, ref in wanted.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,10 @@ class Node:
         self._thread = threading.Thread(target=self._run, name="kvtier-node", daemon=True)
 
     # ---- of the engine's loop -------------------------------------------------------------------------------------------
+
+    def follow_claims(self, claimed: Callable[[], Set[int]]) -> None:
+        """`claimed`: arenas that stay until what is claimed of them is copied; asked on the node's thread."""
+        self._mappings.claimed = claimed
 
     def begin(self, handshakes: dict[Rank, KvtierHandshake]) -> None:
         refused = next((one.refusal for one in handshakes.values() if one.refusal), "")

@@ -110,7 +110,7 @@ class OffloadHalf(SchedulerHalf):
         wanted: dict[int, list[tuple[int, int]]] = {}
         failed = []
         for place, key in enumerate(keys):
-            if key in blocks and stage is not None and stage.alive:
+            if key in blocks and stage is not None and not stage.released:
                 wanted.setdefault(get_offload_group_idx(key), []).append((place, blocks[key]))
             else:
                 failed.append(place)

@@ -26,7 +26,7 @@ from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMe
 from kvtier.vllm.offload_messages import OffloadMetadata, OffloadWorkerMetadata
 from kvtier.vllm.offload_scheduler import Manager, OffloadHalf
 from kvtier.vllm.offload_worker import OffloadWorker
-from kvtier.vllm.stats import COUNTERS, PREFIX, TIER_PREFIX, Since
+from kvtier.vllm.stats import COUNTERS, PREFIX, TIER_PREFIX, Since, forget_tier_metrics
 from kvtier.vllm.tiers import TIER_FIGURES, tiers_of
 from kvtier.vllm.worker import WorkerHalf
 
@@ -256,6 +256,7 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         """In the API server, where no connector is made: vLLM's class asks the spec what it declares."""
         transfer = vllm_config.kv_transfer_config
         transfer.kv_connector_extra_config = _with_spec(transfer.kv_connector_extra_config)
+        forget_tier_metrics()
         return super().build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @harmless(lambda: None)

@@ -91,6 +91,10 @@ class Stage:
     def alive(self) -> bool:
         return not self._released and all(one.load.alive for one in self._leased)
 
+    @property
+    def released(self) -> bool:
+        return self._released
+
     def _check(self, one: _Leased, load: Load) -> None:
         """On the session's thread, as soon as blocks are ready: the engine's loop only asks whether it has ended."""
         first, end = one.checked, load.ready

@@ -106,11 +106,24 @@ class Since:
         return KvtierStats(data=grown)
 
 
+def forget_tier_metrics() -> None:
+    """vLLM makes its metrics anew in the same process, and takes away those before by their prefix, which these have not."""
+    try:
+        from prometheus_client import REGISTRY  # type: ignore[import-not-found]
+
+        for collector in set(REGISTRY._collector_to_names):
+            if str(getattr(collector, "_name", "")).startswith(TIER_PREFIX):
+                REGISTRY.unregister(collector)
+    except (ImportError, AttributeError, KeyError):
+        return
+
+
 class KvtierPromMetrics(KVConnectorPromMetrics):
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         from prometheus_client import Counter, Gauge  # type: ignore[import-not-found]
 
+        forget_tier_metrics()
         made, gauge = metric_types[Counter], metric_types[Gauge]
         self._by_name: dict[str, dict[int, Any]] = {}
         for name, text in COUNTERS.items():
@@ -133,3 +146,13 @@ class KvtierPromMetrics(KVConnectorPromMetrics):
             for name, value in figures.items():
                 if name in self._of_tiers and engine is not None:
                     self._of_tiers[name].labels(*engine, tier).set(value)
+
+
+class NoPromMetrics(KVConnectorPromMetrics):
+    """Where they cannot be made: vLLM asks beside other connectors for the metrics of each that tells statistics."""
+
+    def __init__(self) -> None:
+        pass
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        pass

@@ -18,6 +18,8 @@ from kvtier.vllm.messages import Part, Rank, StorePlan, packed
 
 #: Number of the plan and share.
 Key = tuple[int, int]
+#: So many parts that ended are remembered: more than a scheduler's half has planned at a time.
+_REMEMBERED = 4096
 
 
 class StoreJobs:
@@ -31,6 +33,8 @@ class StoreJobs:
         #: Of which blocks were given away before their copy ended: told when nothing writes to their slots any more.
         self._spoilt: list[tuple[Key, Job]] = []
         self._told: dict[Key, bytes] = {}
+        #: What was told, in order: the step that it was told with may not have come to the scheduler's half.
+        self._ended: dict[Key, None] = {}
 
     def start(self, plan: StorePlan) -> None:
         for key, part in self._mine(plan):
@@ -73,13 +77,18 @@ class StoreJobs:
                 self._told[key] = b""
 
     def has_ended(self, key: Key, until: float) -> bool:
-        """Whether nothing of it is under way any more, though that may not be told yet; of what was not begun it is not known."""
+        """Whether nothing of it is under way any more, though that may not be heard yet; of what was not begun it is not known."""
         known = self._jobs.get(key)
-        return known is not None and known[1].ended(max(0.0, until - time.monotonic()))
+        if known is None:
+            return key in self._told or key in self._ended
+        return known[1].ended(max(0.0, until - time.monotonic()))
 
     def take(self) -> dict[Key, bytes]:
         """What is to be told: checksums of each part; empty: it is not stored."""
         told, self._told = self._told, {}
+        self._ended.update(dict.fromkeys(told))
+        while len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
         return told
 
     def flush(self, number: int, until: float) -> None:
