@@ -230,7 +230,7 @@ export class DiskTier implements Tier {
     this.#outages++;
     this.#index.drop(
       device.segments,
-      this.#devices.every((each) => !each.inService && !each.isTried),
+      this.#devices.length > 0 && this.#devices.every((each) => !each.inService && !each.isTried),
     );
     this.#options.onOutOfService?.(reason);
   }
@@ -246,7 +246,11 @@ export class DiskTier implements Tier {
     for (const [index, { hash, slot }] of blocks.entries()) {
       const entry = this.#closed ? noEntry : this.#index.get(namespace, hash);
       if (entry === noEntry) onDone(index, 'missing');
-      else if (!this.#isReadable(entry)) onDone(index, 'failed');
+      else if (!this.#isReadable(entry)) {
+        // Its turn to be dropped has come. No failure of the tier: the other devices are to be asked.
+        this.#index.remove(entry);
+        onDone(index, 'missing');
+      }
       // Never into a slot that is too small for it; whoever has a larger one may have it.
       else if (table.pages(entry) * pageBytes > this.#options.slots.slotBytesOf(slot)) onDone(index, 'missing');
       else found.push({ index, slot, entry, segment: this.#index.segmentOf(entry), page: table.page(entry) });
