@@ -214,6 +214,17 @@ describe('the listener of probes and scrapes', () => {
     await vi.waitUntil(async () => (await status('/health')) === 503, patience);
     expect([await status('/health/live'), await status('/health/ready')]).toEqual([200, 200]);
   });
+
+  it('a scrape that is not answered holds up no end', async () => {
+    const moreMetrics = vi.fn(() => new Promise<string>(() => {}));
+    await at.open({ operations: { host: '127.0.0.1', port: 0 }, moreMetrics });
+    const scrape = status('/metrics').catch(() => 'cut');
+    await vi.waitUntil(() => moreMetrics.mock.calls.length > 0, patience);
+    const beganMs = performance.now();
+    await at.server.close();
+    expect(performance.now() - beganMs).toBeLessThan(900); // an answer of the API server has a second to say that it is cut
+    expect(await scrape).toBe('cut');
+  });
 });
 
 it('while all workers are refused, health and answers say why the first is, and what to do', async () => {

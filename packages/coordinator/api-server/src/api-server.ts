@@ -94,7 +94,7 @@ export interface ApiServer {
   readonly url: string;
   /** Of the listener for probes and scrapes. */
   readonly operationsUrl: string | undefined;
-  /** Reads bodies for pods that others send, with this server's models and threads; after `close` it reads none. */
+  /** Reads bodies for pods that others send, with this server's models and threads; when it has closed it reads none. */
   readonly reader: PromptReader;
   close(): Promise<void>;
 }
@@ -103,7 +103,8 @@ export interface ApiServer {
 export interface ClosedApiServer {
   /** Closed again when it fails. @throws KvError LOCKED (port taken), SETUP (port not permitted), MODEL (see loadTokenizer) */
   open(): Promise<ApiServer>;
-  close(): Promise<void>;
+  /** `readersEnd`: until then its `reader` reads on. */
+  close(readersEnd?: Promise<unknown>): Promise<void>;
 }
 
 /** @throws KvError CONFIG (beyond loopback without what it needs there, or files that cannot be used), and as `open` */
@@ -181,10 +182,10 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const isReady = (): boolean => !isClosing && (options.isReady?.() ?? true);
   if (operations) addOperations(operations.app, { ...parts, isReady, metricsText: () => metricsTextOf(parts) });
 
-  const close = async (): Promise<void> => {
+  const close = async (readersEnd?: Promise<unknown>): Promise<void> => {
     isClosing = true;
     expected.close();
-    await server.close(limits.closeGraceMs, () => generation.abortAll());
+    await Promise.all([server.close(limits.closeGraceMs, () => generation.abortAll()), readersEnd]);
     models.close();
     for (const end of closers) end();
     await operations?.close(0);
@@ -197,7 +198,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
         : undefined;
       const url = await server.listen(options.host, options.port);
       await models.start(options.firstContactMs ?? 10_000);
-      return { url, operationsUrl, reader: new PromptReader({ models, engines, text }), close };
+      return { url, operationsUrl, reader: new PromptReader({ models, engines, text }), close: () => close() };
     } catch (error) {
       await close();
       throw error;

@@ -48,7 +48,7 @@ export interface HttpApp {
   readonly app: FastifyInstance;
   /** @throws KvError LOCKED (port taken), SETUP (port not permitted) */
   listen(host: string, port: number): Promise<string>;
-  /** Takes no new request; running ones have until then, in which `abortAll` is called once, and are cut a second later. */
+  /** Takes no new request; running ones have until then, and are cut. With `abortAll`, which is called then, a second later. */
   close(graceMs: number, abortAll?: () => void): Promise<void>;
 }
 
@@ -78,10 +78,10 @@ export function createHttpApp(options: HttpAppOptions): HttpApp {
   return {
     app,
     listen: (host, port) => listen(app, host, port, tls ? 'https' : 'http', logger),
-    close: async (graceMs, abortAll = () => {}) => {
+    close: async (graceMs, abortAll) => {
       const closed = app.close(); // takes no new request, waits for the running ones
-      const grace = setTimeout(abortAll, graceMs);
-      const cut = setTimeout(() => app.server.closeAllConnections(), graceMs + cutAfterMs);
+      const grace = setTimeout(() => abortAll?.(), graceMs);
+      const cut = setTimeout(() => app.server.closeAllConnections(), graceMs + (abortAll ? cutAfterMs : 0));
       const sweep = setInterval(closeIdle, 20); // a connection that is kept alive becomes idle only after its answer
       await closed;
       clearTimeout(grace);

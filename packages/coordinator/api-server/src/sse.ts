@@ -2,8 +2,8 @@
  * Server-sent events to one client. After the first of them they go to its socket as they are, each as a chunk of HTTP/1.1 written in one
  * piece: a response takes three pieces and another turn for it, which is half of what a token costs.
  *
- * Invariant: at most one chunk per answer waits beyond the socket's buffer; a client that does not read for
- * `unreadMs` is cut off.
+ * Invariants: what is sent goes out in its order, all of it before the end; at most one chunk per answer, and one for each of its moves,
+ * waits beyond the socket's buffer; a client that does not read for `unreadMs` is cut off.
  */
 import type { ServerResponse } from 'node:http';
 import { setImmediate } from 'node:timers/promises';
@@ -14,8 +14,10 @@ export class EventStream {
   readonly #unreadMs: number;
   #hasBegun = false;
   #drained: Promise<void> | undefined;
-  /** Of chunks that are large. */
-  #turns: Promise<unknown> = Promise.resolve();
+  /** Large chunks one after the other, and what is sent while some of these wait; never rejects. */
+  #turns: Promise<void> = Promise.resolve();
+  /** Whose turn has not ended. */
+  #waiting = 0;
 
   constructor(
     response: ServerResponse,
@@ -39,34 +41,59 @@ export class EventStream {
    * not read
    */
   send(chunks: readonly unknown[]): void | Promise<void> {
-    const text = eventsOf(chunks);
-    if (text === '' || this.#write(text)) return undefined;
-    return this.#drain();
+    return this.#send(eventsOf(chunks));
   }
 
   /** The same of one chunk that is JSON already. */
   sendText(json: string): void | Promise<void> {
-    return this.#write(eventOf(json)) ? undefined : this.#drain();
+    return this.#send(eventOf(json));
   }
 
   /** The same for large ones, each in a turn of its own: those of many answers may come in one. */
   sendInTurn(chunks: readonly unknown[]): Promise<void> {
-    const sent = this.#turns.then(async () => {
+    return this.#inTurn(async () => {
       await setImmediate();
-      await this.send(chunks);
+      await this.#sendNow(eventsOf(chunks));
     });
-    this.#turns = sent.catch(() => {});
-    return sent;
   }
 
-  /** With the last of its chunks. */
-  end(chunks: readonly unknown[]): void {
-    this.#response.end(`${eventsOf(chunks)}data: [DONE]\n\n`);
+  /** With the last of its chunks, behind what waits. undefined: it has ended; else resolves when it has. */
+  end(chunks: readonly unknown[]): void | Promise<void> {
+    return this.#end(`${eventsOf(chunks)}data: [DONE]\n\n`);
   }
 
-  /** After a failure in the middle: what went wrong, and no [DONE]. */
-  fail(body: unknown): void {
-    if (!this.#response.destroyed) this.#response.end(`data: ${JSON.stringify(body)}\n\n`);
+  /** The same after a failure in the middle: what went wrong, and no [DONE]. */
+  fail(body: unknown): void | Promise<void> {
+    return this.#end(`data: ${JSON.stringify(body)}\n\n`);
+  }
+
+  #send(text: string): void | Promise<void> {
+    return this.#waiting === 0 ? this.#sendNow(text) : this.#sendInTurn(text);
+  }
+
+  /** Apart from `#send`: a function in which another one is made costs each token more. */
+  #sendInTurn(text: string): Promise<void> {
+    return this.#inTurn(() => this.#sendNow(text));
+  }
+
+  #sendNow(text: string): void | Promise<void> {
+    return text === '' || this.#write(text) ? undefined : this.#drain();
+  }
+
+  #end(text: string): void | Promise<void> {
+    const end = (): void => {
+      if (!this.#response.destroyed) this.#response.end(text);
+    };
+    return this.#waiting === 0 ? end() : this.#inTurn(end);
+  }
+
+  /** Behind what waits, and after the client can take more, or is gone. */
+  #inTurn(write: () => void | Promise<void>): Promise<void> {
+    this.#waiting++;
+    const written = this.#turns.then(write);
+    const over = (): void => void this.#waiting--;
+    this.#turns = written.then(over, over);
+    return written;
   }
 
   /** False: wait until it drains. */

@@ -89,15 +89,15 @@ export async function stream(
   try {
     const totals = await generate(onDelta);
     if (!events) throw new KvError('PROTOCOL', 'engine: finished without an answer; see its log');
-    if (includeUsage) events.end([{ ...last, usage: null }, usageChunk(endpoint, head, totals)]);
-    else events.end([{ ...last, kvtier: kvtierOf(totals) }]);
+    if (includeUsage) await events.end([{ ...last, usage: null }, usageChunk(endpoint, head, totals)]);
+    else await events.end([{ ...last, kvtier: kvtierOf(totals) }]);
   } catch (error) {
     if (!events) throw error;
     // The status is out already: the client learns from an event.
     const failure = toHttpError(error);
     const level = failure.status === 499 ? 'debug' : 'warn';
     logger[level]({ request: plan.requestId }, `stream ended: ${failure.message}`);
-    events.fail(failure.body);
+    await events.fail(failure.body);
   }
   return reply;
 }

@@ -77,10 +77,12 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
       return (await Promise.all([...texts, picker?.metrics() ?? ''])).join('');
     },
   });
+  /** Takes `drainMs`, a second in which answers are told that they are cut, and what a worker that hangs may be asked (`askMs`) at most. */
   const end = async (): Promise<void> => {
     planner.close();
     copies.close();
-    await Promise.all([picker?.close(config.drainMs), scaler?.close(), made.close()]);
+    const pickerClosed = picker?.close(config.drainMs); // until then it reads bodies by the API server
+    await Promise.all([pickerClosed, scaler?.close(), made.close(pickerClosed)]);
     dispatcher.close();
     indexes.close();
     await fleet.close();

@@ -190,23 +190,40 @@ it('names no worker of our own, and ends with the coordinator', async () => {
   }
 });
 
-it('told to end, it lets streams that are open end within drainMs, and takes no other', async () => {
-  const own = await withPods({ drainMs: 6_000 });
+it('told to end, it reads and answers what is open within drainMs, and takes nothing else', async () => {
+  // Of several models the first one's pod gets what cannot be read.
+  const another = new Pod();
+  another.model = 'another';
+  await another.start();
+  const workers = [another, ...pods].map(({ address }, at) => ({ name: `${at}`, kind: 'openai' as const, address }));
+  const own = await withPods({ drainMs: 6_000, discovery: { kind: 'static', workers } });
   const itsGateway = new Gateway(own.endpointPicker!.address);
   try {
+    const told = async (path: string) => (await (await fetch(`${own.url}${path}`)).json()) as object;
     const isReady = async () =>
-      ((await (await fetch(`${own.url}/health`)).json()) as Health).workers.every(({ state }) => state === 'ready');
+      ((await told('/health')) as Health).workers.every(({ state }) => state === 'ready') &&
+      ((await told('/v1/models')) as { data: unknown[] }).data.length === 2;
     await vi.waitUntil(isReady, patience);
     const one = await asked('/v1/completions', completion('a'), itsGateway);
+    const arriving = itsGateway.open({ modes: modes.duplex });
+    arriving.post('/v1/completions');
+    const streams = async () =>
+      (await (await fetch(`${own.url}/metrics`)).text()).includes('\nkvtier_picker_streams 2');
+    await vi.waitUntil(streams, patience);
     const closed = own.close();
     await new Promise((resolve) => setTimeout(resolve, 2_300)); // more than it has by default
     expect(await itsGateway.open({ modes: modes.duplex }).closed()).toBe(unavailable);
-    await answered(one);
-    expect(one.stream.ended).toBe(0);
+    arriving.requestBody(JSON.stringify(completion('b')));
+    const [response] = await arriving.has(1);
+    const { endpoint } = toldBy(response!);
+    expect(pods.map(({ address }) => address)).toContain(`http://${endpoint}`);
+    for (const stream of [one, { stream: arriving, endpoint }]) await answered(stream);
+    expect([one.stream.ended, arriving.ended]).toEqual([0, 0]);
     await closed;
   } finally {
     itsGateway.close();
     await own.close();
+    await another.stop();
   }
 });
 
