@@ -13,12 +13,15 @@ import type { Keys } from './keys.ts';
 import { empty, Run } from './run.ts';
 import { SourceSets } from './source-sets.ts';
 
-export type ChangeOfSet = (set: number) => number;
+/** What so many blocks that have this set have from now on. */
+export type ChangeOfSet = (set: number, blocks: number) => number;
 
 /** The run of a record that has none. */
 export const loose = 0;
 const runBytes = 200;
 const segmentBytes = 16;
+/** Of what runs and sets may have; the rest is for what cannot wait: segments, the first set of a source. */
+const filledShare = 31 / 32;
 
 export class Chains {
   readonly table: HashTable;
@@ -28,8 +31,12 @@ export class Chains {
   #runCount = 0;
   #segmentCount = 0;
 
-  constructor(maxRecords: number, maxSources: number, countedMedia: number) {
+  /** Runs and sets may have so many bytes. */
+  maxRestBytes: number;
+
+  constructor(maxRecords: number, maxRestBytes: number, maxSources: number, countedMedia: number) {
     this.table = new HashTable(maxRecords);
+    this.maxRestBytes = maxRestBytes;
     this.sets = new SourceSets(maxSources, countedMedia);
   }
 
@@ -42,12 +49,24 @@ export class Chains {
     return this.#runCount * runBytes + this.#segmentCount * segmentBytes + this.sets.bytes;
   }
 
-  /** A loose record becomes the next block after `before`, or the first one of a run of its own. */
+  /**
+   * There is room for a run or a set more. Without, blocks stay loose and have no holder more, until the sweep has made room: to make it
+   * at once, a turn would have to look at all records.
+   */
+  get hasRoom(): boolean {
+    return this.restBytes <= this.maxRestBytes * filledShare;
+  }
+
+  /** A loose record becomes the next block after `before`, or the first one of a run of its own, where there is room. */
   follow(record: number, set: number, before: number, low: number, high: number, stamp: number): void {
     const number = before === none ? loose : this.table.runOf(before);
     let run = number === loose ? undefined : this.runs[number]!;
     let runNumber = number;
     if (run === undefined || run.closed || run.end !== this.table.placeOf(before) + 1) {
+      if (!this.hasRoom) {
+        this.table.move(record, loose, set);
+        return;
+      }
       run = new Run(low, high, stamp);
       runNumber = this.#freeRuns.pop() ?? this.runs.length;
       this.runs[runNumber] = run;
@@ -101,20 +120,20 @@ export class Chains {
   }
 
   /** Changes who holds one block. */
-  change(record: number, change: (set: number) => number): void {
+  change(record: number, change: ChangeOfSet): void {
     const runNumber = this.table.runOf(record);
     const place = this.table.placeOf(record);
     if (runNumber === loose) {
-      this.table.move(record, loose, change(place));
+      this.table.move(record, loose, change(place, 1));
       return;
     }
     if (this.isForgotten(record)) {
       this.loosen(record);
-      this.table.move(record, loose, change(empty));
+      this.table.move(record, loose, change(empty, 1));
     } else this.update(this.runs[runNumber]!, place, place + 1, change);
   }
 
-  update(run: Run, from: number, to: number, change: (set: number) => number): void {
+  update(run: Run, from: number, to: number, change: ChangeOfSet): void {
     const segments = run.segments;
     run.update(from, to, change);
     this.#segmentCount += run.segments - segments;

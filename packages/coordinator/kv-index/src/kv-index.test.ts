@@ -2,11 +2,15 @@ import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import * as fc from 'fast-check';
-import { describe, expect, it } from 'vitest';
+import { describe, expect, it, vi } from 'vitest';
 import { type Keys, KvIndex } from './index.ts';
+import { Space } from './space.ts';
 import { NaiveIndex } from './testing/naive-index.ts';
 
 const mib = 1024 * 1024;
+/** Two of 256 sources, for each number another two. */
+const pairOf = (number: number): [number, number] => [number % 256, (number + 1 + (number >> 8)) % 256];
+const sweepOf = Space.prototype.sweep;
 
 /** A tree of chains: node n follows node parents[n]; hash of a node from its number. */
 const keyOf = (node: number): [number, number] => [
@@ -243,6 +247,83 @@ describe('the KV index', () => {
     for (let node = 0; node < 40; node++) naive.cleared(77);
     expect(index.addSource()).toBe(77);
     check();
+  });
+
+  it('drops nothing for a publisher that comes, however many sets there are; they are wider while it holds what they name', () => {
+    const maxBytes = 4 * mib;
+    const index = new KvIndex({ maxBytes });
+    const sources = Array.from({ length: 256 }, () => index.addSource());
+    // Each block is held by two others: if all sets became wider, they would be over the bound.
+    const nodes = Array.from({ length: 800 }, (_, i) => i);
+    for (const node of nodes)
+      for (const source of pairOf(node)) index.stored(sources[source]!, 0, keysOf([node]), 'unknown');
+    const sweepAll = (): void => {
+      // One pass for what is in use no more since the one before.
+      for (let pass = 0; pass < 2; pass++) for (index.cleared(sources[255]!); index.sweep(); );
+    };
+    sweepAll();
+    const before = index.stats();
+    const newcomer = index.addSource();
+    expect(index.stats()).toEqual(before);
+    const target = [{ sources: [newcomer] }];
+    index.stored(newcomer, 1, keysOf([3, 4]), 'unknown');
+    expect(index.match(keysOf([3]), target)[0]!.blocks).toBe(1);
+    expect(index.match(keysOf([5]), target)[0]!.blocks).toBe(0);
+    index.removed(newcomer, 1, keysOf([3, 4]));
+    sweepAll();
+    expect(index.stats()).toMatchObject({ sets: before.sets, blocks: before.blocks, droppedBlocks: 0 });
+    index.checkIntegrity();
+  });
+
+  it('makes room in small steps where sets become many at once, and credits nobody with what he dropped', () => {
+    const maxBytes = 4 * mib;
+    const index = new KvIndex({ maxBytes });
+    const sources = Array.from({ length: 257 }, () => index.addSource());
+    const blocks = 40_000;
+    const [sets, slice] = [800, 400];
+    for (let set = 0; set < sets; set++)
+      for (const holder of pairOf(set)) {
+        const nodes = Array.from({ length: blocks / sets }, (_, i) => i * sets + set);
+        index.stored(sources[holder]!, 0, keysOf(nodes), 'unknown');
+      }
+    let looked = 0;
+    const sweep = vi.spyOn(Space.prototype, 'sweep').mockImplementation(function (this: Space, records = 4096) {
+      looked += records;
+      return sweepOf.call(this, records);
+    });
+    const isWithin = (blocks: number): void => {
+      expect(looked).toBeLessThanOrEqual(32 * blocks);
+      expect(index.stats().bytes).toBeLessThanOrEqual(maxBytes);
+      looked = 0;
+    };
+    const holds = (node: number, source: number): boolean =>
+      index.match(keysOf([node]), [{ sources: [source] }])[0]!.blocks === 1;
+    try {
+      const newcomer = sources[256]!;
+      for (let at = 0; at < 8_000; at += slice) {
+        // Of each set one block or none: every one that is stored is a set more.
+        const nodes = Array.from({ length: slice }, (_, i) => at + i);
+        index.stored(newcomer, 0, keysOf(nodes), 'unknown');
+        isWithin(slice);
+      }
+      const { droppedBlocks, blocks: left } = index.stats();
+      expect(droppedBlocks).toBeGreaterThan(0);
+      expect(left).toBeGreaterThan(blocks / 2);
+      for (let node = 0; node < 2 * sets; node++) {
+        const source = sources[pairOf(node % sets)[node % 2]!]!;
+        index.removed(source, 0, keysOf([node]));
+        isWithin(1);
+        expect(holds(node, source)).toBe(false);
+      }
+      index.checkIntegrity();
+      // What has room again is told again.
+      index.cleared(newcomer);
+      while (index.sweep());
+      index.stored(newcomer, 0, keysOf([7]), 'unknown');
+      expect(holds(7, newcomer)).toBe(true);
+    } finally {
+      sweep.mockRestore();
+    }
   });
 
   it('keeps its bound while publishers come, and has room again when most have gone', () => {

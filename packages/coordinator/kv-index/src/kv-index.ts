@@ -13,8 +13,9 @@
  * record without a run) and is looked up by itself. Announcements without an order (tiers know hashes only) are loose, too, until
  * a prompt or an event tells their order (`learn`).
  *
- * Bounded: `maxBytes` of memory. When it is reached, the runs that were not used for the longest time go; the index may
- * then lack blocks, but names none that its holder has dropped. It is a hint: whoever imports a block verifies it.
+ * Bounded: `maxBytes` of memory. When it is reached, the runs that were not used for the longest time go, a few records with each
+ * block that comes; where holders become many faster than that, the further ones are left out. The index may then lack blocks, but
+ * names none that its holder has dropped. It is a hint: whoever imports a block verifies it.
  * (After SGLang's radix tree and Dynamo's positional index; sets by hash consing are our own.)
  */
 import { invariant, KvError } from '@kvtier/errors';
@@ -64,6 +65,8 @@ const recordBytes = 28;
 const fixedBytes = 128 * 1024;
 const minBytes = 4 * fixedBytes;
 
+const always = (): boolean => true;
+
 const boundsOf = (maxBytes: number) => ({
   records: Math.min(Math.floor((maxBytes * recordShare - fixedBytes) / recordBytes), mostRecords),
   restBytes: maxBytes * (1 - recordShare),
@@ -78,6 +81,7 @@ export class KvIndex {
   #sourceCount = 0;
   readonly #counts = { unknownRemovals: 0, conflicts: 0 };
   #clock = 0;
+  readonly #hasRoom = (): boolean => this.#chains.hasRoom;
 
   /** @throws KvError CONFIG when the bound is too small for anything */
   constructor({ maxBytes, maxSources = mostSources, countedMedia = 0xff }: KvIndexOptions) {
@@ -85,8 +89,8 @@ export class KvIndex {
       throw new KvError('CONFIG', `KV index: ${maxBytes} bytes are too few; ask for ${minBytes} or more`);
     this.#maxSources = maxSources;
     const { records, restBytes } = boundsOf(maxBytes);
-    this.#chains = new Chains(records, maxSources, countedMedia);
-    this.#space = new Space(this.#chains, restBytes);
+    this.#chains = new Chains(records, restBytes, maxSources, countedMedia);
+    this.#space = new Space(this.#chains);
     this.#matcher = new Matcher(this.#chains);
   }
 
@@ -120,7 +124,6 @@ export class KvIndex {
     let source = 0;
     while (this.#sources[source]) source++;
     this.#chains.sets.admit(source);
-    this.#space.changed(0);
     this.#sources[source] = true;
     this.#sourceCount++;
     return source;
@@ -143,7 +146,14 @@ export class KvIndex {
   stored(source: number, medium: number, keys: Keys, parent: Parent): void {
     invariant(this.#sources[source] && medium < maxMedia, 'KV index: no such source or medium');
     const stamp = ++this.#clock;
-    const add: ChangeOfSet = (set) => this.#chains.sets.with(this.#chains.live(set), source, medium);
+    const add: ChangeOfSet = (set, blocks) => {
+      const live = this.#chains.live(set);
+      // Without room, who holds it besides is not told. A block that nobody held is: its holder's own set is one for all such blocks.
+      const mayGrow = live === empty ? always : this.#hasRoom;
+      const to = this.#chains.sets.with(live, source, medium, mayGrow);
+      if (to === undefined) this.#space.droppedBlocks += blocks;
+      return to ?? live;
+    };
     if (parent === 'unknown') this.#storeLoose(keys, add);
     else this.#storeChain(keys, parent, stamp, add);
     this.#space.came(keys.length / 2);
@@ -151,7 +161,12 @@ export class KvIndex {
 
   /** One copy less of each. */
   removed(source: number, medium: number, keys: Keys): void {
-    const remove = (set: number): number => this.#chains.sets.without(this.#chains.live(set), source, medium);
+    const remove: ChangeOfSet = (set, blocks) => {
+      const to = this.#chains.sets.without(this.#chains.live(set), source, medium, this.#hasRoom);
+      // Without room, the block goes: nobody may be credited with what he has dropped.
+      if (to === undefined) this.#space.droppedBlocks += blocks;
+      return to ?? empty;
+    };
     const holder = 1 << medium;
     for (let at = 0; at < keys.length; at += 2) {
       const record = this.#chains.table.find(keys[at]!, keys[at + 1]!);
@@ -186,21 +201,29 @@ export class KvIndex {
    * How many of the blocks directly before block `end` a target has, without a gap, at most `most`: what attention that sees a window of
    * the last tokens needs.
    */
-  heldBefore(keys: Keys, end: number, most: number, { sources }: Target): number {
+  heldBefore(keys: Keys, end: number, most: number, target: Target): number {
     let held = 0;
     for (; held < most && held < end; held++) {
       const at = 2 * (end - 1 - held);
-      const record = this.#chains.table.find(keys[at]!, keys[at + 1]!);
-      const set = record === none ? empty : this.#chains.setOf(record);
-      if (!sources.some((source) => this.#chains.sets.mediaOf(set, source) !== 0)) break;
+      if (!this.isHeld(keys[at]!, keys[at + 1]!, target)) break;
     }
     return held;
+  }
+
+  /** This target has this block, wherever that is. */
+  isHeld(low: number, high: number, { sources }: Target): boolean {
+    const record = this.#chains.table.find(low, high);
+    const set = record === none ? empty : this.#chains.setOf(record);
+    return sources.some((source) => this.#chains.sets.mediaOf(set, source) !== 0);
   }
 
   /** Media of every source that holds this block, by source. For tests and for tools. */
   holdersOf(low: number, high: number): Uint8Array {
     const record = this.#chains.table.find(low, high);
-    return this.#chains.sets.bitsOf(record === none ? empty : this.#chains.setOf(record)).slice();
+    const bits = this.#chains.sets.bitsOf(record === none ? empty : this.#chains.setOf(record));
+    const media = new Uint8Array(Math.max(bits.length, this.#sources.length));
+    media.set(bits);
+    return media;
   }
 
   /** Gives back up to so many records that nobody holds. Returns whether there is more to do; to be called now and then. */
@@ -231,7 +254,7 @@ export class KvIndex {
       if (record !== none) this.#chains.change(record, add);
       else {
         this.#space.makeRoom();
-        this.#chains.table.insert(keys[at]!, keys[at + 1]!, loose, add(empty));
+        this.#chains.table.insert(keys[at]!, keys[at + 1]!, loose, add(empty, 1));
       }
     }
   }
@@ -276,7 +299,7 @@ export class KvIndex {
       // Making room may have taken the record of the block before.
       this.#chains.follow(
         fresh,
-        add(empty),
+        add(empty, 1),
         before === none ? none : this.#chains.table.find(low, high),
         low,
         high,

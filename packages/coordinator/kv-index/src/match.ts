@@ -98,6 +98,7 @@ export class Matcher {
   #take(length: number, set: number, { ends, sources }: Targets): number {
     const { sets } = this.#chains;
     const slab = sets.slabOf(set);
+    const width = sets.widthOf(set);
     const first = sets.firstOf(set);
     const alive = this.#alive;
     const counts = this.#counts;
@@ -108,7 +109,10 @@ export class Matcher {
       const target = alive[i]!;
       const end = ends[target]!;
       let media = 0;
-      for (let at = target === 0 ? 0 : ends[target - 1]!; at < end; at++) media |= slab[first + sources[at]!]!;
+      for (let at = target === 0 ? 0 : ends[target - 1]!; at < end; at++) {
+        const source = sources[at]!;
+        if (source < width) media |= slab[first + source]!;
+      }
       if (media === 0) continue;
       blocks[target]! += length;
       counts[target * maxMedia + 31 - Math.clz32(media & -media)]! += length;

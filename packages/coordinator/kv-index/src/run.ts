@@ -67,13 +67,13 @@ export class Run {
   }
 
   /** Changes the sets of places from ... to - 1. */
-  update(from: number, to: number, change: (set: number) => number): void {
+  update(from: number, to: number, change: (set: number, blocks: number) => number): void {
     this.#cut(from);
     this.#cut(to);
     const first = this.segmentAt(from);
     let last = first;
     while (last < this.segments && this.#startOf(last) < to) {
-      this.rename(last, change(this.setOf(last)));
+      this.rename(last, change(this.setOf(last), this.endOf(last) - this.#startOf(last)));
       last++;
     }
     for (let i = Math.min(last, this.segments - 1); i >= Math.max(first, 1); i--)

@@ -2,8 +2,9 @@
  * The bits of each set of holders: a row of bytes, one for each source. Rows of many sets lie in one slab: an array of its own for each
  * would be two objects more that a match waits for.
  *
- * A row is as wide as there are sources, in powers of two: a cluster of eight does not pay for one of a thousand. Where a row lies is
- * apart from its set's number, so that rows move together when they become wider, and when many of them were given back.
+ * A row is as wide as the last of its sources needs, in powers of two: a cluster of eight does not pay for one of a thousand, and who comes
+ * makes no row of others wider. Rows of one width lie together. Where a row lies is apart from its set's number, so that rows move together
+ * when many of them were given back.
  */
 
 /** Of one row at least. */
@@ -11,89 +12,146 @@ const slabBytes = 16 * 1024;
 /** Rows move together when that leaves at most this share of the slabs. */
 const packedShare = 3 / 4;
 const nowhere = -1;
+/** Of a place, for its row's width: 64 times a power of two, 4,096 at most. */
+const widthBits = 3;
+const widthMask = (1 << widthBits) - 1;
 
-export class SetRows {
-  #width: number;
+/** Rows of one width. */
+class Slabs {
+  readonly width: number;
   /** Rows of a slab, as a power of two: how far a place is shifted for its slab's. */
-  #shift = 0;
-  #mask = 0;
-  #slabs: Uint8Array[] = [];
-  /** Set → which row is its own. */
-  readonly #places: number[] = [];
-  #freePlaces: number[] = [];
+  readonly shift: number;
+  readonly mask: number;
+  readonly slabs: Uint8Array[] = [];
+  readonly #freePlaces: number[] = [];
   /** Places that were ever given. */
   #end = 0;
 
   constructor(width: number) {
-    this.#width = width;
-    this.#measure();
+    this.width = width;
+    this.shift = Math.max(Math.floor(Math.log2(slabBytes / width)), 0);
+    this.mask = (1 << this.shift) - 1;
   }
 
-  /** Sources that a row has room for. */
-  get width(): number {
-    return this.#width;
+  get rows(): number {
+    return this.#end - this.#freePlaces.length;
   }
 
   get bytes(): number {
-    return this.#slabs.length * (this.#width << this.#shift);
+    return this.slabs.length * (this.width << this.shift);
   }
 
-  /** Where the bits of each source lie, by its number, from `firstOf` on. Not to be changed. */
+  get isSparse(): boolean {
+    return this.slabs.length > 0 && Math.ceil(this.rows / (this.mask + 1)) <= this.slabs.length * packedShare;
+  }
+
+  firstOf(place: number): number {
+    return (place & this.mask) * this.width;
+  }
+
+  of(place: number): Uint8Array {
+    const first = this.firstOf(place);
+    return this.slabs[place >>> this.shift]!.subarray(first, first + this.width);
+  }
+
+  add(bits: Uint8Array): number {
+    const place = this.#freePlaces.pop() ?? this.#end++;
+    this.slabs[place >>> this.shift] ??= new Uint8Array(this.width << this.shift);
+    this.of(place).set(bits);
+    return place;
+  }
+
+  remove(place: number): void {
+    this.#freePlaces.push(place);
+  }
+}
+
+export class SetRows {
+  readonly #maxWidth: number;
+  /** The narrowest first, each twice as wide as the one before. */
+  readonly #byWidth: Slabs[];
+  /** Set → its row's place among those of its width, and the number of this width. */
+  readonly #places: number[] = [];
+
+  constructor(minWidth: number, maxWidth: number) {
+    this.#maxWidth = maxWidth;
+    this.#byWidth = [new Slabs(Math.min(minWidth, maxWidth))];
+  }
+
+  get bytes(): number {
+    return this.#byWidth.reduce((sum, { bytes }) => sum + bytes, 0);
+  }
+
+  /** Of the rows that there are, without the room beside them. */
+  get rowBytes(): number {
+    return this.#byWidth.reduce((sum, { rows, width }) => sum + rows * width, 0);
+  }
+
+  /** Sources below this have a place in a row for so many. */
+  widthFor(sources: number): number {
+    let { width } = this.#byWidth[0]!;
+    while (width < sources) width = Math.min(2 * width, this.#maxWidth);
+    return width;
+  }
+
+  /** Sources that a set's row has a place for; it has none of the others. */
+  widthOf(set: number): number {
+    return this.#slabsOf(set).width;
+  }
+
+  /** Where the bits of each source below its width lie, by its number, from `firstOf` on. Not to be changed. */
   slabOf(set: number): Uint8Array {
-    return this.#slabs[this.#places[set]! >>> this.#shift]!;
+    const { slabs, shift } = this.#slabsOf(set);
+    return slabs[this.#placeOf(set) >>> shift]!;
   }
 
   firstOf(set: number): number {
-    return (this.#places[set]! & this.#mask) * this.#width;
+    return this.#slabsOf(set).firstOf(this.#placeOf(set));
   }
 
-  /** A view, good until rows are added or move. Not to be changed. */
+  /** A view, good until rows move. Not to be changed. */
   of(set: number): Uint8Array {
-    const first = this.firstOf(set);
-    return this.slabOf(set).subarray(first, first + this.#width);
+    return this.#slabsOf(set).of(this.#placeOf(set));
   }
 
-  /** A set that has no row gets this one. */
+  /** A set that has no row gets this one, which is as wide as `widthFor` says. */
   add(set: number, bits: Uint8Array): void {
-    const place = this.#freePlaces.pop() ?? this.#end++;
-    this.#slabs[place >>> this.#shift] ??= new Uint8Array(this.#width << this.#shift);
-    this.#places[set] = place;
-    this.slabOf(set).set(bits, this.firstOf(set));
+    let number = this.#byWidth.findIndex(({ width }) => width >= bits.length);
+    if (number === -1) number = this.#widenTo(bits.length);
+    this.#places[set] = (this.#byWidth[number]!.add(bits) << widthBits) | number;
   }
 
   remove(set: number): void {
-    this.#freePlaces.push(this.#places[set]!);
+    this.#slabsOf(set).remove(this.#placeOf(set));
     this.#places[set] = nowhere;
   }
 
   /** Gives back memory, where there is enough to be given back. O(rows) then. */
   pack(): void {
-    const rows = this.#end - this.#freePlaces.length;
-    if (Math.ceil(rows / (this.#mask + 1)) <= this.#slabs.length * packedShare) this.#move(this.#width);
-  }
-
-  /** Room for more sources, of which no set has any yet. O(rows). */
-  widen(width: number): void {
-    this.#move(width);
-  }
-
-  #measure(): void {
-    this.#shift = Math.max(Math.floor(Math.log2(slabBytes / this.#width)), 0);
-    this.#mask = (1 << this.#shift) - 1;
-  }
-
-  #move(width: number): void {
-    const [slabs, shift, mask, before] = [this.#slabs, this.#shift, this.#mask, this.#width];
-    this.#width = width;
-    this.#measure();
-    this.#slabs = [];
-    this.#freePlaces = [];
-    this.#end = 0;
-    for (let set = 0; set < this.#places.length; set++) {
-      const place = this.#places[set]!;
-      if (place === nowhere) continue;
-      const first = (place & mask) * before;
-      this.add(set, slabs[place >>> shift]!.subarray(first, first + before));
+    for (const [number, before] of this.#byWidth.entries()) {
+      if (!before.isSparse) continue;
+      const packed = new Slabs(before.width);
+      this.#byWidth[number] = packed;
+      for (const [set, place] of this.#places.entries())
+        if (place !== nowhere && (place & widthMask) === number)
+          this.#places[set] = (packed.add(before.of(place >>> widthBits)) << widthBits) | number;
     }
+  }
+
+  /** The number of this width, which has had no row so far. */
+  #widenTo(width: number): number {
+    const { length } = this.#byWidth;
+    const last = this.#byWidth[length - 1]!.width;
+    if (last >= width) return length - 1;
+    this.#byWidth.push(new Slabs(Math.min(2 * last, this.#maxWidth)));
+    return this.#widenTo(width);
+  }
+
+  #slabsOf(set: number): Slabs {
+    return this.#byWidth[this.#places[set]! & widthMask]!;
+  }
+
+  #placeOf(set: number): number {
+    return this.#places[set]! >>> widthBits;
   }
 }

@@ -13,10 +13,10 @@ import { SetRows } from './set-rows.ts';
 
 /** At most this many media per source: one bit each. */
 export const maxMedia = 8;
-/** At most this many sources: a set takes twice as many bytes as its row has room for, and all sets are gone through when a source goes. */
+/** At most this many sources: a set may take twice as many bytes, and all sets are gone through when a source goes. */
 export const mostSources = 4_096;
-/** Sources that there is room for from the first set on. */
-const firstWidth = 64;
+/** The narrowest row. */
+const minWidth = 64;
 /** Copies of one block in one place that are told apart; an engine's pool without de-duplication has two or three. */
 const maxCopies = 255;
 /** What a set costs beside its bits: map of copies, map entry, name. */
@@ -35,9 +35,10 @@ export class SourceSets {
   /** Media of each source. */
   readonly #rows: SetRows;
   readonly #copies: (Copies | undefined)[] = [];
-  /** For the set that is looked for. */
+  /** For the set that is looked for: as many sources as were ever told apart. */
   #scratch: Uint8Array;
-  readonly #names = new Map<string, number>();
+  /** Width of the row → by its name. */
+  readonly #names = new Map<number, Map<string, number>>();
   /** Where a set that named a source that has gone leads to; itself otherwise. */
   readonly #leadsTo: number[] = [];
   readonly #free: number[] = [];
@@ -53,9 +54,9 @@ export class SourceSets {
     invariant(maxSources > 0 && maxSources <= mostSources, `source sets: 1 to ${mostSources} sources`);
     this.#maxSources = maxSources;
     this.#countedMedia = countedMedia;
-    this.#rows = new SetRows(Math.min(firstWidth, maxSources));
-    this.#scratch = new Uint8Array(this.#rows.width);
-    this.#intern(singles);
+    this.#rows = new SetRows(minWidth, maxSources);
+    this.#scratch = new Uint8Array(this.#rows.widthFor(0));
+    this.#intern(singles, 0);
   }
 
   /** Sets that exist. */
@@ -65,23 +66,17 @@ export class SourceSets {
 
   /** Memory of sets and of the steps between them. */
   get bytes(): number {
-    const { bytes, width } = this.#rows;
-    return bytes + this.#live * (width + setOverheadBytes) + (this.#more.size + this.#less.size) * 40;
+    const { bytes, rowBytes } = this.#rows;
+    return bytes + rowBytes + this.#live * setOverheadBytes + (this.#more.size + this.#less.size) * 40;
   }
 
-  /** There is room for this source from now on. O(sets) where there was none. */
+  /** There is room for this source from now on. Sets are as they were: a row becomes wide with the source that needs it. */
   admit(source: number): void {
     invariant(source < this.#maxSources, `source sets: at most ${this.#maxSources} sources`);
-    let { width } = this.#rows;
-    if (source < width) return;
-    while (width <= source) width *= 2;
-    this.#rows.widen(Math.min(width, this.#maxSources));
-    this.#scratch = new Uint8Array(this.#rows.width);
+    if (source < this.#scratch.length) return;
+    this.#scratch = new Uint8Array(this.#rows.widthFor(source + 1));
     this.#more.clear();
     this.#less.clear();
-    this.#names.clear();
-    for (const [id, copies] of this.#copies.entries())
-      if (copies !== undefined && this.#leadsTo[id] === id) this.#names.set(nameOf(this.bitsOf(id), copies), id);
   }
 
   /** The set that this number stands for now. */
@@ -96,7 +91,12 @@ export class SourceSets {
     return this.#copies[this.resolve(set)] !== undefined;
   }
 
-  /** Where the media of each source lie, by its number, from `firstOf` on. Not to be changed; `set` is resolved. */
+  /** Sources from this number on hold nothing. */
+  widthOf(set: number): number {
+    return this.#rows.widthOf(set);
+  }
+
+  /** Where the media of each source below `widthOf` lie, by its number, from `firstOf` on. Not to be changed; `set` is resolved. */
   slabOf(set: number): Uint8Array {
     return this.#rows.slabOf(set);
   }
@@ -107,22 +107,22 @@ export class SourceSets {
 
   /** Media of one source. */
   mediaOf(set: number, source: number): number {
-    return this.slabOf(set)[this.firstOf(set) + source]!;
+    return source < this.widthOf(set) ? this.slabOf(set)[this.firstOf(set) + source]! : 0;
   }
 
-  /** Media of each source, by its number. Not to be changed; `set` is resolved. */
+  /** Media of each source below `widthOf`, by its number. Not to be changed; `set` is resolved. */
   bitsOf(set: number): Uint8Array {
     return this.#rows.of(set);
   }
 
-  /** One copy more. */
-  with(set: number, source: number, medium: number): number {
-    return this.#step(this.#more, set, source, medium, 1);
+  /** One copy more; undefined: that would be a set more, and it may not be made. */
+  with(set: number, source: number, medium: number, mayGrow: () => boolean): number | undefined {
+    return this.#step(this.#more, set, source, medium, 1, mayGrow);
   }
 
-  /** One copy less; the set itself when there was none. */
-  without(set: number, source: number, medium: number): number {
-    return this.#step(this.#less, set, source, medium, -1);
+  /** One copy less; the set itself when there was none. Undefined as above. */
+  without(set: number, source: number, medium: number, mayGrow: () => boolean): number | undefined {
+    return this.#step(this.#less, set, source, medium, -1, mayGrow);
   }
 
   /** Nobody of this source's media holds anything any more. Of one medium, where it is given. O(sets). */
@@ -137,10 +137,10 @@ export class SourceSets {
         if ((holder - medium) / maxMedia === source && ((1 << medium) & mask) !== 0)
           copies = copiesWith(copies, holder, 0);
       }
-      this.#names.delete(nameOf(this.bitsOf(id), before));
-      this.#scratch.set(this.bitsOf(id));
+      this.#unname(id);
+      this.#load(id);
       this.#scratch[source]! &= ~mask;
-      this.#leadsTo[id] = this.#intern(copies);
+      this.#leadsTo[id] = this.#intern(copies, this.widthOf(id));
       this.#rows.remove(id);
       this.#live--;
     }
@@ -162,7 +162,7 @@ export class SourceSets {
       const copies = this.#copies[id];
       if (copies === undefined || this.#seen[id] === this.#pass) continue;
       if (this.#leadsTo[id] === id) {
-        this.#names.delete(nameOf(this.bitsOf(id), copies));
+        this.#unname(id);
         this.#rows.remove(id);
         this.#live--;
       }
@@ -176,9 +176,16 @@ export class SourceSets {
     this.#less.clear();
   }
 
-  #step(steps: Map<number, number>, set: number, source: number, medium: number, by: 1 | -1): number {
+  #step(
+    steps: Map<number, number>,
+    set: number,
+    source: number,
+    medium: number,
+    by: 1 | -1,
+    mayGrow: () => boolean,
+  ): number | undefined {
     const holder = source * maxMedia + medium;
-    const step = set * (this.#rows.width * maxMedia) + holder;
+    const step = set * (this.#scratch.length * maxMedia) + holder;
     const known = steps.get(step);
     if (known !== undefined) {
       this.#seen[known] = this.#pass;
@@ -189,33 +196,58 @@ export class SourceSets {
     const count = ((media >>> medium) & 1) === 0 ? 0 : (before.get(holder) ?? 1);
     const most = ((this.#countedMedia >>> medium) & 1) === 1 ? maxCopies : 1;
     const next = Math.min(Math.max(count + by, 0), most);
-    let to = set;
+    let to: number | undefined = set;
     if (next !== count) {
       const copies = copiesWith(before, holder, next);
-      this.#scratch.set(this.bitsOf(set));
+      this.#load(set);
       this.#scratch[source] = next === 0 ? media & ~(1 << medium) : media | (1 << medium);
-      to = this.#intern(copies);
+      to = this.#intern(copies, Math.max(this.widthOf(set), source + 1), mayGrow);
     }
-    steps.set(step, to);
+    if (to !== undefined && mayGrow()) steps.set(step, to);
     return to;
   }
 
-  /** The set of the bits in `#scratch`. */
-  #intern(copies: Copies): number {
-    const name = nameOf(this.#scratch, copies);
-    const known = this.#names.get(name);
+  #load(set: number): void {
+    this.#scratch.set(this.bitsOf(set));
+    this.#scratch.fill(0, this.widthOf(set));
+  }
+
+  /** The set of the bits in `#scratch`, which has none from `end` on. */
+  #intern(copies: Copies, end: number): number;
+  #intern(copies: Copies, end: number, mayGrow: () => boolean): number | undefined;
+  #intern(copies: Copies, end: number, mayGrow?: () => boolean): number | undefined {
+    let sources = end;
+    while (sources > 0 && this.#scratch[sources - 1] === 0) sources--;
+    const bits = this.#scratch.subarray(0, this.#rows.widthFor(sources));
+    const names = this.#namesOf(bits.length);
+    const name = nameOf(bits, copies);
+    const known = names.get(name);
     if (known !== undefined) {
       this.#seen[known] = this.#pass;
       return known;
     }
+    if (mayGrow?.() === false) return undefined;
     const id = this.#free.pop() ?? this.#copies.length;
-    this.#rows.add(id, this.#scratch);
+    this.#rows.add(id, bits);
     this.#copies[id] = copies;
     this.#leadsTo[id] = id;
-    this.#names.set(name, id);
+    names.set(name, id);
     this.#seen[id] = this.#pass;
     this.#live++;
     return id;
+  }
+
+  #unname(set: number): void {
+    this.#namesOf(this.widthOf(set)).delete(nameOf(this.bitsOf(set), this.#copies[set]!));
+  }
+
+  #namesOf(width: number): Map<string, number> {
+    let names = this.#names.get(width);
+    if (names === undefined) {
+      names = new Map();
+      this.#names.set(width, names);
+    }
+    return names;
   }
 }
 

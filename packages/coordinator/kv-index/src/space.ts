@@ -21,8 +21,6 @@ const sweepStep = 32;
 
 export class Space {
   readonly #chains: Chains;
-  /** Bytes that runs and sets may have; records have their own bound. */
-  #maxRestBytes: number;
   /** The sweep goes round and round over the records; the next one. */
   #hand = 0;
   /** Where it may rest, after so many times round the end: nothing is stale then. */
@@ -35,15 +33,14 @@ export class Space {
   /** Blocks that were left out for want of space. */
   droppedBlocks = 0;
 
-  constructor(chains: Chains, maxRestBytes: number) {
+  constructor(chains: Chains) {
     this.#chains = chains;
-    this.#maxRestBytes = maxRestBytes;
-    this.#collectAt = maxRestBytes * collectShare;
+    this.#collectAt = chains.maxRestBytes * collectShare;
   }
 
   /** Another bound from now on. */
   resize(maxRestBytes: number): void {
-    this.#maxRestBytes = maxRestBytes;
+    this.#chains.maxRestBytes = maxRestBytes;
     this.#collectAt = maxRestBytes * collectShare;
   }
 
@@ -65,7 +62,7 @@ export class Space {
         this.#hand = 0;
         this.#roundsLeft--;
         this.#chains.sets.endPass();
-        this.#collectAt = Math.max(this.#maxRestBytes * collectShare, this.#chains.restBytes * growth);
+        this.#collectAt = Math.max(this.#chains.maxRestBytes * collectShare, this.#chains.restBytes * growth);
       }
     }
     return this.#isDue;
@@ -79,7 +76,7 @@ export class Space {
     this.#keepRest();
   }
 
-  /** So many blocks have other holders than before, or publishers are told apart that were not: sets are more, or larger. */
+  /** So many blocks have other holders than before: sets are more. */
   changed(blocks: number): void {
     if (this.#isDue) this.sweep(blocks * sweepStep);
     else if (this.#chains.restBytes > this.#collectAt) this.sweepAll();
@@ -92,14 +89,15 @@ export class Space {
     while (table.count >= table.maxRecords) if (!this.sweep(1024)) this.#evict();
   }
 
+  /** At once, over all records if need be: where a bound is so small that a few segments fill what `Chains.hasRoom` leaves. */
   #keepRest(): void {
-    while (this.#chains.restBytes > this.#maxRestBytes && this.#chains.table.count > 0)
+    while (this.#chains.restBytes > this.#chains.maxRestBytes && this.#chains.table.count > 0)
       if (!this.sweep()) this.#evict();
   }
 
   #isFull(share: number): boolean {
-    const { table, restBytes } = this.#chains;
-    return table.count > table.maxRecords * share || restBytes > this.#maxRestBytes * share;
+    const { table, restBytes, maxRestBytes } = this.#chains;
+    return table.count > table.maxRecords * share || restBytes > maxRestBytes * share;
   }
 
   /** What nobody holds goes; the sets of the others are in use. */

@@ -20,7 +20,8 @@ function rig({ hasher, maxBlocks = 1_000 }: { hasher?: ChainHasher; maxBlocks?: 
   const lines: string[] = [];
   const log = { info: () => undefined, warn: (_: object, message: string) => void lines.push(message) };
   const lies = new Lies('worker a', counts, log, () => 0);
-  const renaming = hasher && { hasher, budget: new NamesBudget(1 << 20) };
+  const budget = new NamesBudget(1 << 20);
+  const renaming = hasher && { hasher, budget };
   const listing = new EngineListing({ index, blockTokens, maxBlocks, renaming, lies });
   const decoder = new PackedDecoder({ tokens: hasher !== undefined });
   const say = (events: readonly KvEvent[], rank = 0, encoding: 'map' | 'array' = 'map'): boolean => {
@@ -42,7 +43,7 @@ function rig({ hasher, maxBlocks = 1_000 }: { hasher?: ChainHasher; maxBlocks?: 
         ),
       );
   };
-  return { index, listing, say, holds, lies: counts.byKind, lines };
+  return { index, listing, say, holds, budget, lies: counts.byKind, lines };
 }
 
 const stored = (blockHashes: readonly bigint[], more: object = {}): KvEvent => ({
@@ -142,6 +143,71 @@ describe('what an engine says of its blocks', () => {
     expect([blocks(), lies.parent]).toEqual([3, 1]);
     say([removed([7n])]);
     expect(blocks()).toBe(1);
+  });
+
+  it('of one that hashes otherwise, is what was heard of each rank and medium, whatever goes that was there before', () => {
+    const hasher = new ChainHasher({ algorithm: 'xxhash_cbor', blockTokens });
+    const blocks = [0, 1, 2].map((block) => {
+      const tokenIds = Array.from({ length: blockTokens }, (_, i) => 10 * block + i);
+      const [low, high] = keysOfHashes(hasher.hashBlocks(null, Uint32Array.from(tokenIds)), hasher.hashBytes);
+      return { name: BigInt(900 + block), hash: (BigInt(high!) << 32n) | BigInt.asUintN(32, BigInt(low!)), tokenIds };
+    });
+    const media = ['GPU', 'CPU'] as const;
+    const kind = fc.constantFrom('stored', 'stored', 'removed', 'removed', 'cleared');
+    const action = fc.record({ kind, block: fc.nat(2), rank: fc.nat(1), medium: fc.nat(1) });
+    fc.assert(
+      fc.property(fc.array(action, { maxLength: 30 }), (actions) => {
+        const { say, holds, budget } = rig({ hasher });
+        // Of both ranks something was heard: `holds` tells them by their order.
+        for (const rank of [0, 1]) say([stored([1n], { blockSize: 0, medium: 'CPU' })], rank);
+        const empty = () => blocks.map(() => 0);
+        const heard = [0, 1].map(() => media.map(empty));
+        const credited = (block: number) =>
+          heard.flatMap((of, rank) => of.flatMap((held, medium) => (held[block]! > 0 ? [{ rank, medium }] : [])));
+        for (const { kind, block, rank, medium } of actions) {
+          const { name, tokenIds } = blocks[block]!;
+          const held = heard[rank]![medium]!;
+          if (kind === 'cleared') {
+            say([{ type: 'AllBlocksCleared' }], rank);
+            heard[rank]![0] = empty();
+          } else if (kind === 'removed') {
+            say([removed([name], media[medium])], rank);
+            held[block] = Math.max(0, held[block]! - 1);
+          } else if (medium === 0) {
+            say([stored([name], { tokenIds })], rank);
+            held[block]!++;
+          } else {
+            // Told without tokens: only what is named is known.
+            say([stored([name], { blockSize: 0, medium: 'CPU' })], rank);
+            if (credited(block).length > 0) held[block] = 1;
+          }
+          for (const [block, { hash }] of blocks.entries()) expect(holds(hash)).toEqual(credited(block));
+        }
+        for (const { name } of blocks) for (const rank of [0, 1]) say([removed([name], 'CPU')], rank);
+        for (const rank of [0, 1]) say([{ type: 'AllBlocksCleared' }], rank);
+        expect(budget.bytes).toBe(0);
+      }),
+      { numRuns: 200 },
+    );
+  });
+
+  it('of one that hashes otherwise, names stay for the other ranks when one has told of too many blocks', () => {
+    const hasher = new ChainHasher({ algorithm: 'xxhash_cbor', blockTokens });
+    const { index, say, listing, lies, budget } = rig({ hasher, maxBlocks: 2 });
+    const tokensOf = (name: bigint): number[] => Array.from({ length: blockTokens }, (_, i) => Number(name) + i);
+    const block = (name: bigint): KvEvent => stored([name], { tokenIds: tokensOf(name) });
+    const keys = keysOfHashes(hasher.hashBlocks(null, Uint32Array.from(tokensOf(1n))), hasher.hashBytes);
+    const blocks = (): number[] =>
+      listing.ranks().map(([part]) => index.match(keys, [{ sources: [part!.source] }])[0]!.blocks);
+    say([block(1n)], 0);
+    say([block(1n), block(2n)], 1);
+    expect([lies.too_many_blocks, blocks()]).toEqual([0, [1, 1]]);
+    say([block(2n)], 1);
+    expect([lies.too_many_blocks, blocks()]).toEqual([1, [1, 0]]);
+    say([removed([1n])], 0);
+    expect(blocks()).toEqual([0, 0]);
+    say([{ type: 'AllBlocksCleared' }], 0);
+    expect(budget.bytes).toBe(0);
   });
 
   it('says when its sources are others than before, also where one goes and one comes in a batch', () => {

@@ -3,7 +3,8 @@
  * time; `apply` goes on a slice at a time.
  *
  * Names: an engine that hashes as we do names its blocks by our keys. Of others, the tokens are hashed again; then a block is only known
- * with all before it, back to the root, and those with an adapter or an image are left out.
+ * with all before it, back to the root, and those with an adapter or an image are left out. A name stays while the index credits some part
+ * with its block: removals of what was stored before we listened, on another medium or by another part, must not take it.
  */
 import { type PackedBatch, recordType, type StreamItem } from '@kvtier/events';
 import type { ChainHasher } from '@kvtier/identity';
@@ -120,9 +121,8 @@ export class EngineListing {
     if (event.type === recordType.reused) return; // a copy more would outlive the block
     if (event.type === recordType.cleared) {
       for (const [place, part] of this.#parts) if (Math.floor(place / maxGroups) === rank) part.cleared(medium);
-      // Nobody says one by one that what was named is gone.
-      if ([...this.#parts.values()].every(({ isEmpty }) => isEmpty)) this.#forgetNames();
       yield 1;
+      yield* this.#reviewNames();
       return;
     }
     if (event.group >= maxGroups) {
@@ -132,8 +132,11 @@ export class EngineListing {
     const place = rank * maxGroups + event.group;
     if (event.type === recordType.removed) {
       const part = this.#parts.get(place);
+      if (part === undefined) return;
       for (const keys of slices(event.keys)) {
-        part?.removed(medium, this.#ownKeys(keys, 'drop'));
+        const own = this.#ownKeys(keys);
+        part.removed(medium, own);
+        this.#dropNames(keys);
         yield keys.length / 2;
       }
       return;
@@ -178,7 +181,7 @@ export class EngineListing {
       const count = slice.length / 2;
       const named = isRenamed
         ? this.#rename(slice, before, tokens.subarray(at * blockTokens, (at + count) * blockTokens))
-        : { keys: this.#ownKeys(slice, 'hold'), parent: before };
+        : { keys: this.#ownKeys(slice), parent: before };
       if (named === undefined) {
         if (this.#isCut) this.#leaveOut(keys.length / 2 - at - count); // the slices after this one
         return;
@@ -186,7 +189,7 @@ export class EngineListing {
       const parent: Parent = !isOrdered || (this.#names && !isRenamed) ? 'unknown' : (named.parent ?? 'root');
       if (!part.stored(medium, named.keys, parent)) {
         this.#options.lies.tell('too_many_blocks', () => `more than ${this.#options.maxBlocks} blocks`);
-        this.#forgetNames();
+        yield* this.#reviewNames();
         return;
       }
       before = slice.subarray(slice.length - 2);
@@ -196,19 +199,44 @@ export class EngineListing {
   }
 
   /** The engine's names as ours; those that we have none for are left out. */
-  #ownKeys(keys: Keys, change: 'hold' | 'drop'): Keys {
+  #ownKeys(keys: Keys): Keys {
     const names = this.#names;
     if (names === undefined) return keys;
     const own: number[] = [];
     for (let at = 0; at < keys.length; at += 2) {
-      const [low, high] = [keys[at]!, keys[at + 1]!];
-      const hash = names.find(low, high);
-      if (hash === undefined) continue;
-      own.push(hash.readInt32BE(hash.length - 4), hash.readInt32BE(hash.length - 8));
-      if (change === 'hold') names.add(low, high, hash);
-      else names.drop(low, high);
+      const hash = names.find(keys[at]!, keys[at + 1]!);
+      if (hash !== undefined) own.push(...keyOf(hash));
     }
     return Int32Array.from(own);
+  }
+
+  /** Of blocks that were removed: who is still credited with one will be told of it by its name. */
+  #dropNames(keys: Keys): void {
+    const names = this.#names;
+    if (names === undefined) return;
+    const isCredited = this.#credits();
+    for (let at = 0; at < keys.length; at += 2) {
+      const hash = names.find(keys[at]!, keys[at + 1]!);
+      if (hash !== undefined && !isCredited(hash)) names.drop(keys[at]!, keys[at + 1]!);
+    }
+  }
+
+  /** Nobody says one by one that what was named is gone. */
+  *#reviewNames(): Generator<number, void> {
+    const names = this.#names;
+    if (names === undefined) return;
+    for (const _ of names.review(sliceBlocks, this.#credits())) yield sliceBlocks;
+    if (names.count === 0) this.#forgetNames();
+  }
+
+  /** Whether the index credits some part with the block of this hash. */
+  #credits(): (hash: Buffer) => boolean {
+    const { index } = this.#options;
+    const target = { sources: [...this.#parts.values()].map(({ source }) => source) };
+    return (hash) => {
+      const [low, high] = keyOf(hash);
+      return index.isHeld(low, high, target);
+    };
   }
 
   #canRename({ keys, tokens, hasExtra, group }: PackedEvent): boolean {
@@ -264,6 +292,12 @@ export class EngineListing {
     this.#options.onLeftOut?.(blocks);
   }
 }
+
+/** The key of one hash, as `keysOfHashes` makes them. */
+const keyOf = (hash: Buffer): [low: number, high: number] => [
+  hash.readInt32BE(hash.length - 4),
+  hash.readInt32BE(hash.length - 8),
+];
 
 /** Attention that sees a part of what came before; state that stands for all of it counts as its last block. */
 function windowOf({ kind, windowTokens }: PackedEvent): number | undefined {

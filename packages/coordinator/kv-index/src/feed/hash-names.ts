@@ -1,7 +1,7 @@
 /**
  * Our names of an engine's blocks, by its own: engines that hash otherwise than we do (SGLang, vLLM's default) tell the tokens of each
- * block, and we hash them as we hash prompts. A name is kept as long as the engine holds its block anywhere. 50 to 60 bytes a block, all of
- * which are taken from a budget that every such engine of the model shares.
+ * block, and we hash them as we hash prompts. The listing drops a name when the index credits the engine with its block no more. 50 to 60
+ * bytes a block, all of which are taken from a budget that every such engine of the model shares.
  */
 import { emptyTableBytes, HashTable, none } from '../hash-table.ts';
 import type { NamesBudget } from './names-budget.ts';
@@ -33,7 +33,10 @@ export class HashNames {
     return record === none ? undefined : this.#hashOf(record);
   }
 
-  /** The block is held once more. */
+  get count(): number {
+    return this.#table?.count ?? 0;
+  }
+
   add(low: number, high: number, hash: Uint8Array): Added {
     let record = this.#table?.find(low, high) ?? none;
     if (record === none) {
@@ -43,18 +46,20 @@ export class HashNames {
       record = inserted;
     }
     this.#hashOf(record).set(hash);
-    this.#table!.move(record, this.#table!.runOf(record) + 1, 0);
     return 'added';
   }
 
-  /** It is held once less. */
   drop(low: number, high: number): void {
-    const table = this.#table;
-    const record = table?.find(low, high) ?? none;
-    if (table === undefined || record === none) return;
-    const copies = table.runOf(record) - 1;
-    if (copies === 0) table.delete(record);
-    else table.move(record, copies, 0);
+    const record = this.#table?.find(low, high) ?? none;
+    if (record !== none) this.#table!.delete(record);
+  }
+
+  /** Drops those of no use, so many records looked at with each `next`. */
+  *review(records: number, isOfUse: (hash: Buffer) => boolean): Generator<void, void> {
+    for (let record = 0; record < (this.#table?.used ?? 0); record++) {
+      if (this.#table!.runOf(record) !== none && !isOfUse(this.#hashOf(record))) this.#table!.delete(record);
+      if ((record + 1) % records === 0) yield;
+    }
   }
 
   clear(): void {

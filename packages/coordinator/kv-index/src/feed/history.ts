@@ -51,10 +51,15 @@ export class History {
     this.#index.stored(this.#young, mediumNumbers.gpu, fits.subarray(2 * known), parent);
   }
 
-  /** To be called now and then. */
+  /** `expire` has something to do. */
+  isDue(nowMs: number): boolean {
+    return nowMs - this.#sinceMs >= this.#options.ttlMs / 2;
+  }
+
+  /** To be called when it is due. O(sets) then. */
   expire(nowMs: number): void {
     const overMs = nowMs - this.#sinceMs;
-    if (overMs >= this.#options.ttlMs / 2) this.#turn(nowMs);
+    if (this.isDue(nowMs)) this.#turn(nowMs);
     if (overMs >= this.#options.ttlMs) this.#turn(nowMs);
   }
 

@@ -8,8 +8,10 @@ import { ChainHasher, hashKeyOf } from '@kvtier/identity';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import type { Keys } from '../keys.ts';
 import { keysOfHashes } from '../keys.ts';
+import { KvIndex } from '../kv-index.ts';
 import type { FollowedWorker } from './followed.ts';
 import { IndexFeed, type IndexFeedOptions } from './index-feed.ts';
+import { Reliance } from './reliance.ts';
 
 const blockTokens = 16;
 const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens });
@@ -86,6 +88,7 @@ const node = (name: string): NodeRecord =>
 
 const blocksOf = (keys: Keys, numbers: number[]): number[] => feed!.match(keys, numbers).map(({ blocks }) => blocks);
 const wait = { timeout: 15_000, interval: 10 };
+const clear = KvIndex.prototype.cleared;
 
 describe('what a worker has at hand', () => {
   it('is what its engine, its node and the shared tiers hold, each block on its nearest medium', async () => {
@@ -261,7 +264,9 @@ describe('where events cannot be relied on', () => {
     expect(blocksOf(prompt.keys, [0, 1, 300, 1_023])).toEqual([4, 0, 4, 4]);
     // A look of its own.
     now += 1;
-    await new Promise((resolve) => setTimeout(resolve, 300));
+    const look = vi.spyOn(Reliance.prototype, 'look');
+    await vi.waitFor(() => expect(look).toHaveReturned(), wait);
+    look.mockRestore();
     expect(short()).toEqual([]);
     for (let i = 0; i < 2; i++) feed.follow(all);
     feed.sent(2_099, prompt.keys);
@@ -272,6 +277,36 @@ describe('where events cannot be relied on', () => {
     feed.follow(all.slice(100));
     feed.sent(2_099, prompt.keys);
     expect(blocksOf(prompt.keys, [0, 2_099])).toEqual([0, 4]);
+  });
+
+  it('is over for all who began together in its time, but for one in each turn of the event loop', async () => {
+    let now = 1_000;
+    const feed = open({ now: () => now, guessMs: 60_000 });
+    const numbers = Array.from({ length: 50 }, (_, number) => number);
+    feed.follow(numbers.map((number) => worker(number, { events: null })));
+    const prompt = promptOf(14, 2);
+    for (const number of numbers) feed.sent(number, prompt.keys);
+    let most = 0;
+    let inTurn = 0;
+    const cleared = vi.spyOn(KvIndex.prototype, 'cleared').mockImplementation(function (this: KvIndex, ...args) {
+      if (inTurn++ === 0)
+        setImmediate(() => {
+          most = Math.max(most, inTurn);
+          inTurn = 0;
+        });
+      clear.apply(this, args);
+    });
+    try {
+      for (const [laterS, blocks] of [[30, 2] as const, [30, 0] as const]) {
+        now += laterS;
+        cleared.mockClear();
+        await vi.waitFor(() => expect(cleared).toHaveBeenCalledTimes(numbers.length), wait);
+        expect(new Set(blocksOf(prompt.keys, numbers))).toEqual(new Set([blocks]));
+      }
+      expect(most).toBe(1);
+    } finally {
+      cleared.mockRestore();
+    }
   });
 
   it('is not thought of one that is sent what it holds, and so has nothing to tell; of one that is sent what it does not', async () => {

@@ -15,7 +15,10 @@ export class Part {
   readonly source: number;
   readonly #index: KvIndex;
   readonly #maxBlocks: number;
-  /** Stored less removed, by medium: no less than what is held. */
+  /**
+   * Stored less removed, by medium. Less than what is held where things are removed that were stored before we listened; to leave those out
+   * would count what the index has forgotten for ever, and find an honest publisher a liar.
+   */
   readonly #blocks = new Float64Array(maxMedia);
   /** Of an attention group. */
   window: Window = { tokens: undefined };
@@ -46,11 +49,6 @@ export class Part {
     this.#index.cleared(this.source, medium);
     if (medium === undefined) this.#blocks.fill(0);
     else this.#blocks[medium] = 0;
-  }
-
-  /** It holds nothing, on no medium. */
-  get isEmpty(): boolean {
-    return this.#blocks.every((blocks) => blocks === 0);
   }
 
   close(): void {
