@@ -39,6 +39,8 @@ export interface StoreLimits {
   readonly maxTicketBlocks: number;
   /** Tickets that were shown, of all sessions: whoever pins with one of them later pins nothing. */
   readonly maxShownTickets: number;
+  /** Blocks of pins that have ended, let go of in one turn, all sessions. */
+  readonly unpinBatchBlocks: number;
   readonly maxDeadlineMs: number;
   /** A read that takes longer is not waited for by new loads: the tier counts as empty until it answers. */
   readonly stuckReadMs: number;
@@ -88,6 +90,7 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     maxPinTtlMs: 600_000,
     maxTicketBlocks: 1 << 16,
     maxShownTickets: 1 << 14,
+    unpinBatchBlocks: 1_024,
     maxDeadlineMs: 60_000,
     stuckReadMs: 10_000,
     brokenReadMs: 60_000,

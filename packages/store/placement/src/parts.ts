@@ -4,6 +4,7 @@ import type { HashKey, Namespace } from '@kvtier/identity';
 import type { Clock, Log } from '@kvtier/runtime';
 import type { Tier } from '@kvtier/tiers';
 import type { Awaiting } from './awaiting.ts';
+import type { BlockTurns } from './block-turns.ts';
 import type { Counters } from './counters.ts';
 import type { Failpoint } from './failpoints.ts';
 import type { Fetcher } from './fetcher.ts';
@@ -68,6 +69,7 @@ export interface StoreParts {
   readonly arena: ArenaTop;
   readonly pins: Pins;
   readonly tickets: Tickets;
+  readonly blockTurns: BlockTurns;
   readonly clock: Clock;
   readonly log: Log;
   readonly limits: StoreLimits;

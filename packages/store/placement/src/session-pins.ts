@@ -7,44 +7,63 @@
  *
  * Invariants: a block is pinned once, as long as somebody wants it and the arena lists it; nobody's end is another one's. Pinned bytes
  * and the blocks of all tickets are bounded. Many blocks are pinned over several turns (steps.ts); a ticket may be shown between them.
+ * Many blocks are let go over several turns, too (block-turns.ts): until then they are kept from eviction, and nothing else, and whoever
+ * pins or unpins in this session lets go of them first.
  */
 import type { HashKey } from '@kvtier/identity';
 import type { NamespaceState } from './fetches.ts';
 import type { StoreParts } from './parts.ts';
 import type { Keeper } from './pins.ts';
+import { type End, SharedEnds } from './shared-ends.ts';
 import { isStepEnd, type Steps, stepBlocks } from './steps.ts';
-import type { Ticket } from './tickets.ts';
+import type { Ticket, TicketOwner } from './tickets.ts';
 
 /** In place of a ticket: the session wants it without one. */
 const untied = '';
 
-interface Pin {
-  readonly endsUs: Map<Ticket | typeof untied, number>;
-  /** The last of them. */
-  endUs: number;
-  cancelEnd: () => void;
+interface Ending {
+  end: End<HashKey | Kept> | undefined;
 }
 
-interface Kept {
+interface Pin extends Ending {
+  /** Who wants the block until when: milliseconds of the clock. Its end is the last of them. */
+  readonly wants: Map<Kept | typeof untied, number>;
+}
+
+/** What was pinned with a ticket. */
+interface Kept extends Ending {
+  readonly ticket: Ticket;
   readonly hashes: Set<HashKey>;
-  readonly cancelEnd: () => void;
   /** Of `hashes`, those that count against the bound. */
   blocks: number;
 }
 
-export type PinParts = Pick<StoreParts, 'arena' | 'pins' | 'tickets' | 'limits' | 'clock' | 'counters' | 'isOver'>;
+export type PinParts = Pick<
+  StoreParts,
+  'arena' | 'pins' | 'tickets' | 'limits' | 'clock' | 'counters' | 'isOver' | 'blockTurns'
+>;
 
-export class SessionPins implements Keeper {
+const lastOf = ({ wants }: Pin): number => Math.max(...wants.values());
+
+export class SessionPins implements Keeper, TicketOwner {
   readonly #parts: PinParts;
   readonly #state: NamespaceState;
   readonly #pins = new Map<HashKey, Pin>();
   readonly #tickets = new Map<Ticket, Kept>();
+  readonly #ends: SharedEnds<HashKey | Kept>;
+  /** What lets go of blocks, and has not ended. */
+  readonly #leaving = new Set<Steps<void>>();
   #ticketBlocks = 0;
   #ended = false;
 
   constructor(parts: PinParts, state: NamespaceState) {
     this.#parts = parts;
     this.#state = state;
+    this.#ends = new SharedEnds(parts.clock, (members) => this.#later(this.#over(members)));
+  }
+
+  get ended(): boolean {
+    return this.#ended;
   }
 
   get blockCount(): number {
@@ -58,32 +77,30 @@ export class SessionPins implements Keeper {
   *pin(hashes: readonly HashKey[], ttlMs: number, ticket?: Ticket): Steps<number> {
     const { tickets, limits, clock, counters } = this.#parts;
     const { namespace } = this.#state;
-    const lastsMs = Math.min(ttlMs, limits.maxPinTtlMs);
-    const endUs = clock.nowUs() + lastsMs * 1000;
+    const endMs = Math.ceil(clock.nowUs() / 1000 + Math.min(ttlMs, limits.maxPinTtlMs));
     let tied: Kept | undefined;
     if (ticket !== undefined) {
       if (tickets.wasShown(namespace, ticket)) return hashes.length;
-      tied = this.#tie(ticket, lastsMs);
+      tied = this.#tie(ticket, endMs);
     }
+    yield* this.#finish();
     const kept = tied?.hashes ?? new Set<HashKey>();
     for (let from = 0; from < hashes.length; from += stepBlocks) {
-      if (from > 0) {
-        yield;
-        if (this.#ended) return 0;
-        if (tied !== undefined && this.#tickets.get(ticket!) !== tied) break;
-      }
-      this.#keep(hashes.slice(from, from + stepBlocks), endUs, tied && ticket, kept);
+      if (from > 0) yield;
+      if (this.#ended) return 0;
+      if (tied !== undefined && this.#tickets.get(ticket!) !== tied) break;
+      this.#keep(hashes.slice(from, from + stepBlocks), endMs, tied, kept);
       if (tied === undefined) continue;
       this.#ticketBlocks += kept.size - tied.blocks;
       tied.blocks = kept.size;
       if (this.#ticketBlocks <= limits.maxTicketBlocks) continue;
       counters.add('pin.refused.tickets');
-      yield* this.#untie(ticket!, tied, endUs);
+      yield* this.#untie(tied, endMs);
       tied = undefined;
     }
     if (tied !== undefined) {
       if (tickets.wasShown(namespace, ticket!)) return hashes.length; // while this went on
-      if (kept.size === 0) this.#forget(ticket!);
+      if (kept.size === 0 && this.#tickets.get(ticket!) === tied) this.#drop(tied);
     }
     // Some of the first may have left the arena meanwhile.
     return hashes.length > stepBlocks ? [...kept].filter((hash) => this.#pins.has(hash)).length : kept.size;
@@ -92,6 +109,7 @@ export class SessionPins implements Keeper {
   /** Returns how many of `hashes` were pinned by this session. */
   *unpin(hashes: readonly HashKey[]): Steps<number> {
     let count = 0;
+    yield* this.#finish();
     for (const [index, hash] of hashes.entries()) {
       if (this.#letGo(hash)) count++;
       if (isStepEnd(index + 1, hashes.length)) yield;
@@ -104,18 +122,25 @@ export class SessionPins implements Keeper {
     for (const hash of hashes) this.#letGo(hash);
   }
 
+  /** Returns how many blocks are let go with that. */
   shown(ticket: Ticket): number {
-    return this.#forget(ticket);
+    const kept = this.#tickets.get(ticket);
+    if (kept === undefined) return 0;
+    this.#drop(kept);
+    const nowMs = this.#parts.clock.nowUs() / 1000;
+    let count = 0;
+    for (const hash of kept.hashes) if (this.#isLast(hash, kept, nowMs)) count++;
+    this.#later(this.#leaveAll(kept));
+    return count;
   }
 
   end(): void {
     this.#ended = true;
-    for (const hash of this.#pins.keys()) this.#letGo(hash);
-    for (const ticket of [...this.#tickets.keys()]) this.#forget(ticket);
+    this.#later(this.#over(this.#all()));
   }
 
   /** Adds those of `hashes` that are kept now to `kept`. */
-  #keep(hashes: readonly HashKey[], endUs: number, ticket: Ticket | undefined, kept: Set<HashKey>): void {
+  #keep(hashes: readonly HashKey[], endMs: number, tied: Kept | undefined, kept: Set<HashKey>): void {
     const { arena, pins, limits, counters, isOver } = this.#parts;
     const { namespace, payloadBytes } = this.#state;
     const maxPins = Math.floor(limits.maxPinnedBytes / payloadBytes);
@@ -133,11 +158,11 @@ export class SessionPins implements Keeper {
         }
         pins.pin(namespace, hash);
         if (this.#pins.size === 0) pins.follow(namespace, this);
-        pin = { endsUs: new Map(), endUs: -1, cancelEnd: () => {} };
+        pin = { wants: new Map(), end: undefined };
         this.#pins.set(hash, pin);
       }
-      pin.endsUs.set(ticket ?? untied, endUs);
-      this.#setEnd(hash, pin);
+      pin.wants.set(tied ?? untied, endMs);
+      this.#setEnd(hash, pin, lastOf(pin));
       kept.add(hash);
     }
   }
@@ -148,7 +173,7 @@ export class SessionPins implements Keeper {
     const { namespace } = this.#state;
     const pin = this.#pins.get(hash);
     if (pin === undefined) return false;
-    pin.cancelEnd();
+    this.#leaveEnd(hash, pin);
     this.#pins.delete(hash);
     pins.unpin(namespace, hash);
     if (this.#pins.size === 0) pins.unfollow(namespace, this);
@@ -156,27 +181,31 @@ export class SessionPins implements Keeper {
   }
 
   /** A pin with this ticket begins; what was pinned with it before ends. It may be shown from now on. KvError REQUEST as `pin`. */
-  #tie(ticket: Ticket, lastsMs: number): Kept {
-    const { tickets, clock } = this.#parts;
+  #tie(ticket: Ticket, endMs: number): Kept {
+    const { tickets } = this.#parts;
     const { namespace } = this.#state;
     tickets.take(namespace, ticket, this);
-    this.#forget(ticket);
-    tickets.take(namespace, ticket, this);
-    const cancelEnd = clock.after(lastsMs, () => void this.#forget(ticket));
-    const tied: Kept = { hashes: new Set(), cancelEnd, blocks: 0 };
+    const before = this.#tickets.get(ticket);
+    if (before !== undefined) {
+      this.#drop(before);
+      this.#later(this.#leaveAll(before));
+      tickets.take(namespace, ticket, this);
+    }
+    const tied: Kept = { ticket, hashes: new Set(), end: undefined, blocks: 0 };
+    this.#setEnd(tied, tied, endMs);
     this.#tickets.set(ticket, tied);
     return tied;
   }
 
   /** There is no room for its ticket: what was pinned with it stays for its time, without one. */
-  *#untie(ticket: Ticket, tied: Kept, endUs: number): Steps<void> {
+  *#untie(tied: Kept, endMs: number): Steps<void> {
     const { hashes } = tied;
-    this.#drop(ticket, tied);
+    this.#drop(tied);
     let done = 0;
     for (const hash of hashes) {
       if (this.#pins.has(hash)) {
-        this.#keep([hash], endUs, undefined, hashes);
-        this.#leave(hash, ticket);
+        this.#keep([hash], endMs, undefined, hashes);
+        this.#leave(hash, tied);
       }
       if (isStepEnd(++done, hashes.size)) yield;
       if (this.#ended) return;
@@ -184,41 +213,75 @@ export class SessionPins implements Keeper {
   }
 
   /** The ticket is nobody's any more. */
-  #drop(ticket: Ticket, { cancelEnd, blocks }: Kept): void {
-    this.#parts.tickets.giveUp(this.#state.namespace, ticket);
-    cancelEnd();
-    this.#tickets.delete(ticket);
-    this.#ticketBlocks -= blocks;
+  #drop(kept: Kept): void {
+    this.#parts.tickets.giveUp(this.#state.namespace, kept.ticket, this);
+    this.#leaveEnd(kept, kept);
+    this.#tickets.delete(kept.ticket);
+    this.#ticketBlocks -= kept.blocks;
   }
 
-  #setEnd(hash: HashKey, pin: Pin): void {
-    const endUs = Math.max(...pin.endsUs.values());
-    if (endUs === pin.endUs) return;
-    pin.cancelEnd();
-    pin.endUs = endUs;
-    const { clock } = this.#parts;
-    pin.cancelEnd = clock.after((endUs - clock.nowUs()) / 1000, () => void this.#letGo(hash));
+  #setEnd(member: HashKey | Kept, of: Ending, atMs: number): void {
+    if (atMs === of.end?.atMs) return;
+    this.#leaveEnd(member, of);
+    of.end = this.#ends.join(member, atMs);
   }
 
-  /** One of those who want the block does so no more. Returns whether it is let go with that. */
-  #leave(hash: HashKey, who: Ticket | typeof untied): boolean {
-    const pin = this.#pins.get(hash);
-    if (pin === undefined || !pin.endsUs.delete(who)) return false;
-    if (Math.max(...pin.endsUs.values()) <= this.#parts.clock.nowUs()) return this.#letGo(hash);
-    this.#setEnd(hash, pin);
-    return false;
+  #leaveEnd(member: HashKey | Kept, { end }: Ending): void {
+    if (end !== undefined) this.#ends.leave(member, end);
   }
 
-  /** Returns how many blocks are let go. */
-  #forget(ticket: Ticket): number {
-    const kept = this.#tickets.get(ticket);
-    if (kept === undefined) {
-      this.#parts.tickets.giveUp(this.#state.namespace, ticket);
-      return 0;
+  /** `kept` alone wants the block. What is over, or was dropped, may still be among those who want it. */
+  #isLast(hash: HashKey, kept: Kept, nowMs: number): boolean {
+    const wants = this.#pins.get(hash)?.wants;
+    if (wants === undefined || (wants.get(kept) ?? 0) <= nowMs) return false;
+    for (const [who, endMs] of wants) {
+      if (who === kept || endMs <= nowMs) continue;
+      if (who === untied || this.#tickets.get(who.ticket) === who) return false;
     }
-    this.#drop(ticket, kept);
-    let count = 0;
-    for (const hash of kept.hashes) if (this.#leave(hash, ticket)) count++;
-    return count;
+    return true;
+  }
+
+  /** One of those who want the block does so no more. */
+  #leave(hash: HashKey, who: Kept): void {
+    const pin = this.#pins.get(hash);
+    if (!pin?.wants.delete(who)) return;
+    const lastMs = lastOf(pin);
+    if (lastMs <= this.#parts.clock.nowUs() / 1000) this.#letGo(hash);
+    else this.#setEnd(hash, pin, lastMs);
+  }
+
+  *#leaveAll(kept: Kept): Steps<void> {
+    for (const hash of kept.hashes) {
+      this.#leave(hash, kept);
+      yield;
+    }
+  }
+
+  /** The time of these is over. */
+  *#over(members: Iterable<HashKey | Kept>): Steps<void> {
+    for (const member of members) {
+      if (typeof member === 'string') this.#letGo(member);
+      else {
+        this.#drop(member);
+        if (!this.#ended) yield* this.#leaveAll(member);
+      }
+      yield;
+    }
+  }
+
+  *#all(): Iterable<HashKey | Kept> {
+    yield* this.#tickets.values();
+    yield* this.#pins.keys();
+  }
+
+  #later(leaving: Steps<void>): void {
+    this.#leaving.add(leaving);
+    this.#parts.blockTurns.add(leaving, () => this.#leaving.delete(leaving));
+  }
+
+  /** What nobody wants any more takes no room, and is not pinned by this session. */
+  *#finish(): Steps<void> {
+    let done = 0;
+    for (const leaving of this.#leaving) while (!leaving.next().done) if (++done % stepBlocks === 0) yield;
   }
 }

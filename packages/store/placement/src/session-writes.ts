@@ -59,19 +59,19 @@ export class SessionWrites {
    * its parent it could never be found. Nor is any of the chain evicted for another of it: what it holds is pinned meanwhile.
    */
   *reserve(parent: HashKey | null, hashes: readonly HashKey[]): Steps<Reservation[]> {
-    const kept: HashKey[] = [];
+    const kept = new Set<HashKey>();
     this.#parts.sweep();
     try {
       yield* this.#keep(parent, hashes, kept);
-      const out = yield* this.#take(parent, hashes);
-      while (kept.length > 0) {
-        if (kept.length % stepBlocks === 0) yield;
-        this.#parts.pins.unpin(this.#state.namespace, kept.pop()!);
+      const out = yield* this.#take(parent, hashes, kept);
+      for (const hash of kept) {
+        if (kept.size % stepBlocks === 0) yield;
+        this.#letGo(hash, kept);
       }
       yield* this.#used(hashes.filter((_, index) => out[index]?.status === 'held'));
       return out;
     } finally {
-      for (const hash of kept) this.#parts.pins.unpin(this.#state.namespace, hash);
+      for (const hash of kept) this.#letGo(hash, kept);
     }
   }
 
@@ -124,23 +124,21 @@ export class SessionWrites {
   }
 
   /** Pins what the arena holds of a chain. */
-  *#keep(parent: HashKey | null, hashes: readonly HashKey[], kept: HashKey[]): Steps<void> {
+  *#keep(parent: HashKey | null, hashes: readonly HashKey[], kept: Set<HashKey>): Steps<void> {
     const { arena, pins, removeIfOver } = this.#parts;
     const { namespace } = this.#state;
+    const keep = (hash: HashKey): void => {
+      if (kept.has(hash) || arena.get(namespace, hash) === undefined) return;
+      pins.pin(namespace, hash);
+      kept.add(hash);
+    };
     if (hashes.length <= stepBlocks) {
       for (const hash of hashes) removeIfOver(namespace, hash);
       const chain = parent === null ? hashes : [parent, ...hashes];
-      const held = chain.filter((hash) => arena.get(namespace, hash) !== undefined);
-      if (held.length === chain.length) return; // nothing will be allocated
-      for (const hash of held) pins.pin(namespace, hash);
-      kept.push(...held);
+      if (chain.every((hash) => arena.get(namespace, hash) !== undefined)) return; // nothing will be allocated
+      for (const hash of chain) keep(hash);
       return;
     }
-    const keep = (hash: HashKey): void => {
-      if (arena.get(namespace, hash) === undefined) return;
-      pins.pin(namespace, hash);
-      kept.push(hash);
-    };
     if (parent !== null) keep(parent);
     for (const [index, hash] of hashes.entries()) {
       removeIfOver(namespace, hash);
@@ -150,8 +148,13 @@ export class SessionWrites {
     yield;
   }
 
-  *#take(parent: HashKey | null, hashes: readonly HashKey[]): Steps<Reservation[]> {
-    const { arena, pins, limits, counters, failpoint, tenants, ownerOf } = this.#parts;
+  /** What `#keep` has pinned. */
+  #letGo(hash: HashKey, kept: Set<HashKey>): void {
+    if (kept.delete(hash)) this.#parts.pins.unpin(this.#state.namespace, hash);
+  }
+
+  *#take(parent: HashKey | null, hashes: readonly HashKey[], kept: Set<HashKey>): Steps<Reservation[]> {
+    const { arena, pins, limits, counters, failpoint, tenants, ownerOf, removeIfOver } = this.#parts;
     const { namespace, payloadBytes, writing } = this.#state;
     const maxReserved = Math.max(1, Math.floor(limits.maxReservedBytes / payloadBytes));
     let refusal = parent !== null && !this.#isKnown(parent) ? 'no_parent' : '';
@@ -159,6 +162,8 @@ export class SessionWrites {
     const out: Reservation[] = [];
     for (const hash of hashes) {
       if (!this.#connected) break;
+      removeIfOver(namespace, hash); // its time may have come since it was pinned
+      if (pins.isLeaving(namespace, hash)) this.#letGo(hash, kept); // nor is this pin to keep its name from being made anew
       let status: ReserveStatus = 'refused';
       let slot: number | undefined;
       const payer = ownerOf(namespace, hash) || this.#traits.tenant;

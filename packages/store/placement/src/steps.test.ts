@@ -28,7 +28,7 @@ const nothing = (bench: Bench): void => {
 };
 
 describe('a pin of many blocks', () => {
-  it('goes on step by step, and ends as if it had been one', () => {
+  it('goes on step by step, and ends as if it had been one', async () => {
     const { bench, engine, steps } = pinOf(8_192);
     const seen: number[] = [];
     for (let step = steps.next(); ; step = steps.next()) {
@@ -38,6 +38,7 @@ describe('a pin of many blocks', () => {
     expect(seen).toEqual(Array.from({ length: 8_192 / stepBlocks }, (_, at) => (at + 1) * stepBlocks));
     expect(bench.arena.busySlots).toBe(8_192);
     bench.clock.advance(1_000);
+    for (let turn = 0; turn < 10; turn++) await settled();
     expect(bench.clock.pending).toBe(0);
     nothing(bench);
   });
@@ -156,4 +157,118 @@ it('a chain that is committed can be had from its beginning on, step by step', (
   }
   expect(held).toEqual([1, 2, 3, 4].map((count) => count * stepBlocks));
   expect(bench.store.counters.get('commit.blocks')).toBe(4 * stepBlocks);
+});
+
+it('what comes to its end between two steps is made anew, and the chain behind it is not refused', () => {
+  const bench = benchOf(8 * stepBlocks);
+  const engine = bench.engine('n', { ttlS: 1 });
+  const hashes = chain('x', 4 * stepBlocks);
+  engine.put(hashes.slice(0, 3 * stepBlocks));
+  const steps = engine.holdings.reserving(null, hashes);
+  go(steps, 5); // all of it is pinned, and of the first it was said that it is held
+  bench.clock.wallAheadMs = 1_000; // none of it was removed yet
+  expect(inOneTurn(steps).map(({ status }) => status)).toEqual(
+    hashes.map((_, at) => (at < stepBlocks ? 'held' : 'reserved')),
+  );
+  bench.store.checkIntegrity();
+});
+
+describe('what many blocks were pinned for is over', () => {
+  const count = 8 * stepBlocks;
+  const batch = 2 * stepBlocks;
+  const limits = { unpinBatchBlocks: batch };
+  const pinned = (): { bench: Bench; engine: BlockWriter } => {
+    const { bench, engine, steps } = pinOf(count, limits);
+    expect(inOneTurn(steps)).toBe(count);
+    return { bench, engine };
+  };
+  const show = (bench: Bench, number = 1): number => bench.store.endPin(namespaceNamed('n'), ticket(number), null);
+
+  it.each([
+    ['by its ticket, which says at once how many these are', (bench: Bench) => void expect(show(bench)).toBe(count)],
+    ['by its time', (bench: Bench) => bench.clock.advance(1_000)],
+    ['with its session', (_: Bench, engine: BlockWriter) => engine.holdings.disconnect()],
+  ])('%s: they are let go some in each turn', async (_, end) => {
+    const { bench, engine } = pinned();
+    await settled();
+    end(bench, engine);
+    const seen: number[] = [];
+    for (let left = bench.arena.busySlots; left > 0; left = bench.arena.busySlots) {
+      seen.push(left);
+      await settled();
+    }
+    const freed = seen.map((left, turn) => (seen[turn - 1] ?? count) - left);
+    for (const one of freed) expect([batch - 1, batch]).toContain(one); // to give a ticket up counts like a block
+    engine.holdings.end();
+    await settled();
+    expect([bench.clock.pending, show(bench)]).toEqual([0, 0]);
+    nothing(bench);
+  });
+
+  it('for all sessions and tickets together, however many end at once', async () => {
+    const bench = benchOf(count, limits);
+    const engines = [bench.engine(), bench.engine()];
+    engines[0]!.put(chain('x', count));
+    for (let at = 0; at < 16; at++) {
+      engines[at % 2]!.holdings.pin(chain('x', count / 16, (at * count) / 16), 1_000, ticket(at));
+    }
+    await settled();
+    bench.clock.advance(1_000);
+    expect(bench.arena.busySlots).toBeLessThan(count);
+    expect(bench.arena.busySlots).toBeGreaterThanOrEqual(count - batch);
+    for (let turn = 0; turn < 5; turn++) await settled();
+    expect(bench.clock.pending).toBe(0);
+    nothing(bench);
+  });
+
+  it('with a new pin of its ticket, which goes on step by step and keeps what it is for', async () => {
+    const { bench, engine } = pinned();
+    const steps = engine.holdings.pinning(chain('x', count, stepBlocks), 1_000, ticket(1));
+    go(steps, count / stepBlocks);
+    expect(inOneTurn(steps)).toBe(count - stepBlocks);
+    await settled();
+    expect([engine.holdings.counts.pins, bench.arena.busySlots]).toEqual([count - stepBlocks, count - stepBlocks]);
+    expect(show(bench)).toBe(count - stepBlocks);
+  });
+
+  it('then they take no room from what the session pins next, and it unpins none of them', async () => {
+    const { bench, engine, steps } = pinOf(count, { ...limits, maxPinnedBytes: count });
+    inOneTurn(steps);
+    engine.put(chain('y', count));
+    await settled();
+    show(bench);
+    expect(engine.holdings.counts.pins).toBe(count - batch);
+    expect(engine.holdings.pin(chain('y', count), 1_000)).toBe(count);
+    expect(bench.store.counters.get('pin.refused.session_limit')).toBe(0);
+    await settled();
+    bench.clock.advance(1_000);
+    expect(engine.holdings.unpin(chain('y', count))).toBe(0);
+    nothing(bench);
+  });
+
+  it('and what is pinned anew before it was let go stays', async () => {
+    const { bench, engine } = pinned();
+    const other = bench.engine();
+    await settled();
+    show(bench);
+    engine.holdings.pin(chain('x', stepBlocks, count - stepBlocks), 5_000);
+    expect(other.holdings.pin(chain('x', stepBlocks), 5_000)).toBe(stepBlocks);
+    for (let turn = 0; turn < 5; turn++) await settled();
+    expect(bench.arena.busySlots).toBe(2 * stepBlocks);
+  });
+
+  it('with the session: its tickets are nobody’s from then on, and others may have them', async () => {
+    const bench = benchOf(2 * batch, { unpinBatchBlocks: 4 });
+    const [engine, next] = [bench.engine(), bench.engine()];
+    engine.put(chain('x', 2 * batch));
+    for (let at = 0; at < 16; at++) engine.holdings.pin(chain('x', 10, at * 10), 1_000, ticket(at));
+    await settled();
+    engine.holdings.end();
+    expect([show(bench, 15), bench.store.counters.get('pin.tickets.unknown')]).toEqual([0, 1]);
+    expect(next.holdings.pin(chain('x', 10), 1_000, ticket(14))).toBe(10);
+    for (let turn = 0; turn < 60; turn++) await settled();
+    expect([bench.arena.busySlots, show(bench, 14)]).toEqual([10, 10]);
+    for (let turn = 0; turn < 5; turn++) await settled();
+    expect([bench.arena.busySlots, bench.clock.pending]).toEqual([0, 0]);
+  });
 });

@@ -26,6 +26,7 @@ const limits = {
   writeDownBatchBytes: 3,
   writeDownsIdle: 2,
   maxPinnedBytes: 2,
+  unpinBatchBlocks: 1,
   maxPrefetchedBytes: 3,
   maxPrefetches: 2,
   maxDirtyBytes: 3,

@@ -13,6 +13,7 @@ import { createAdmission } from '@kvtier/eviction';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { Tier } from '@kvtier/tiers';
 import { Awaiting } from './awaiting.ts';
+import { BlockTurns } from './block-turns.ts';
 import { type Chain, hashCount } from './chain-words.ts';
 import { Counters } from './counters.ts';
 import { Expiry } from './expiry.ts';
@@ -153,6 +154,7 @@ export class Store {
       prefetched,
       namespaces,
       awaiting,
+      blockTurns: new BlockTurns(limits.unpinBatchBlocks),
       tenants: this.#tenants,
       recency: new Recency({ tiers: this.#touchables(tiers), residency: this.#residency, clock, limits, counters }),
       locate: (state, hash) => this.#locate(state, hash, 0),

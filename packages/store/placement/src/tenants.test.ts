@@ -51,3 +51,25 @@ it('a tier that has lost all costs no turn that grows with what it held, and is 
   tenants.removed(1, namespace, blocks[5]!, id);
   expect(tenants.gauges()['quota.bytes.disk.t']).toBe(8);
 });
+
+it('at its quota a tenant passes over what it has pinned once, not with each block', () => {
+  const [pinned, free] = [1_000, 200];
+  const kept = new Set(chain('p', pinned));
+  const evicted: string[] = [];
+  let looks = 0;
+  const tenants = new Tenants({
+    ...{ quotas: { '*': { arena: pinned + free } }, tierNames: ['arena'], counters: new Counters() },
+    parentOf: () => null,
+    isPinned: (_, name) => ++looks > 0 && kept.has(name),
+    evict: (_bit, _namespace, name) => evicted.push(name),
+  });
+  const namespace = namespaceNamed('n');
+  const id = tenants.open('t', namespace, 1);
+  for (const one of [...kept, ...chain('x', free)]) tenants.stored(0, namespace, one, id);
+  for (let block = 0; block < free; block++) expect(tenants.reserve(id, 0, 1)).toBe(true);
+  expect(evicted).toEqual(chain('x', free));
+  expect(looks).toBe(pinned + free);
+  expect(tenants.reserve(id, 0, 1)).toBe(false);
+  kept.clear();
+  expect([tenants.reserve(id, 0, 1), evicted.at(-1)]).toEqual([true, 'p0']);
+});

@@ -16,6 +16,9 @@ import { maxTenants } from './residency.ts';
 /** Whose blocks' sizes are known: far more than have sessions at one time. */
 export const maxNamespaces = 4_096;
 
+/** Reads in flight are fewer, mostly: these keep their place. */
+const manyPassed = 64;
+
 /** Bytes by tier name. */
 export type Quota = Readonly<Record<string, number | undefined>>;
 /** By tenant; "*" stands for every tenant that is not named. */
@@ -69,8 +72,18 @@ class Account {
     if (index !== undefined) this.#policy.touch(index, 0);
   }
 
+  /**
+   * Blocks that are pinned for long are not used meanwhile, and in the end colder than all others. So many are the warmest again once
+   * they were passed over: each reservation would pass over all of them, else.
+   */
   coldest(mayGo: (entry: Entry) => boolean): Entry | undefined {
-    const index = this.#policy.victim((candidate) => mayGo(this.#entries[candidate]!));
+    const passed: number[] = [];
+    const index = this.#policy.victim((candidate) => {
+      if (mayGo(this.#entries[candidate]!)) return true;
+      passed.push(candidate);
+      return false;
+    });
+    if (passed.length > manyPassed) for (const one of passed) this.#policy.touch(one, 0);
     return index === undefined ? undefined : this.#entries[index];
   }
 

@@ -16,14 +16,16 @@ export const ticketBytes = 16;
 /** Of `ticketBytes` bytes. */
 export const ticketOf = (bytes: Buffer): Ticket => bytes.toString('latin1') as Ticket;
 
-interface Owner {
+export interface TicketOwner {
+  /** What it has not given up yet is nobody's. */
+  readonly ended: boolean;
   /** Returns how many blocks are let go. */
   shown(ticket: Ticket): number;
 }
 
 export class Tickets {
   readonly #maxShown: number;
-  readonly #owners = new Map<string, Owner>();
+  readonly #owners = new Map<string, TicketOwner>();
   readonly #shown = new Set<string>();
 
   constructor(maxShown: number) {
@@ -40,16 +42,16 @@ export class Tickets {
   }
 
   /** KvError REQUEST when it is another session's. */
-  take({ key }: Namespace, ticket: Ticket, owner: Owner): void {
+  take({ key }: Namespace, ticket: Ticket, owner: TicketOwner): void {
     const now = this.#owners.get(key + ticket);
-    if (now !== undefined && now !== owner) {
+    if (now !== undefined && now !== owner && !now.ended) {
       throw new KvError('REQUEST', 'pin: the ticket is another session’s; draw each of them at random');
     }
     this.#owners.set(key + ticket, owner);
   }
 
-  giveUp({ key }: Namespace, ticket: Ticket): void {
-    this.#owners.delete(key + ticket);
+  giveUp({ key }: Namespace, ticket: Ticket, owner: TicketOwner): void {
+    if (this.#owners.get(key + ticket) === owner) this.#owners.delete(key + ticket);
   }
 
   /** The pin ends, or will not begin. Returns how many blocks are let go; undefined: there is no such pin. */
@@ -60,6 +62,6 @@ export class Tickets {
       const [oldest] = this.#shown;
       this.#shown.delete(oldest!);
     }
-    return owner?.shown(ticket);
+    return owner === undefined || owner.ended ? undefined : owner.shown(ticket);
   }
 }

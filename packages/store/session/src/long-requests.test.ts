@@ -39,6 +39,34 @@ it('of any size that a request may have, none takes a turn of 50 ms', async () =
   expect(rig.bench.arena.busySlots).toBe(0);
 });
 
+it('of as many blocks as a ticket may have, no end of its pin takes a turn of 50 ms', async () => {
+  const count = 65_536;
+  await rig.start({}, 2 * count, noDisk);
+  const [client, other] = [await rig.attached(), await rig.attached()];
+  for (const name of ['x', 'y']) {
+    const { offsets } = await reserve(client, name, count);
+    await client.call({ $case: 'commit', value: { offsets, checksums: checksumsOf(offsets) } }, 'done');
+  }
+  const ticket = Buffer.alloc(16, 1);
+  const pin = (name: string, ticket: Buffer) =>
+    client.call({ $case: 'pin', value: { hashes: packed(name, count), ttlMs: 60_000, ticket } }, 'done');
+  const pinned = (): number => rig.bench.store.stats().counters['arena.pinned_blocks']!;
+  expect(await pin('x', ticket)).toEqual({ count });
+  expect(await pin('y', ticket)).toEqual({ count });
+  expect(pinned()).toBe(count);
+  const shown = await other.call({ $case: 'endPin', value: { ticket, hash: packed('y', 1) } }, 'done');
+  expect(shown).toEqual({ count });
+  await vi.waitUntil(() => pinned() === 0, patience);
+  expect(await pin('x', Buffer.alloc(16, 2))).toEqual({ count });
+  rig.bench.clock.advance(60_000);
+  expect(pinned()).toBeGreaterThan(count / 2); // most of them are let go in turns to come
+  await vi.waitUntil(() => pinned() === 0, patience);
+  expect(await pin('x', Buffer.alloc(16, 3))).toEqual({ count });
+  await client.end();
+  await vi.waitUntil(() => rig.server!.sessions === 1 && pinned() === 0, patience);
+  expect(rig.bench.clock.pending).toBeLessThanOrEqual(1); // what notes the uses of blocks
+});
+
 it('others are answered meanwhile, and the session’s own requests come after it', async () => {
   await rig.start(shortTurns, 2 * many, noDisk);
   const [long, other] = [await rig.attached(), await rig.attached()];

@@ -9,14 +9,13 @@
  * its header and payload; a pinned block's bytes are neither moved nor given away, even when it was removed meanwhile;
  * at most the arena's bytes are ever held.
  */
-
 import { type ArenaHandle, native } from '@kvtier/data-plane';
 import { invariant } from '@kvtier/errors';
-import { createPolicy, type EvictionPolicy, type PolicyName } from '@kvtier/eviction';
+import type { PolicyName } from '@kvtier/eviction';
 import { decodeHeader, encodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
 import { Followers, pagesOfMap } from '../kit/followers.ts';
 import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
-import { idleVictim } from './idle-victim.ts';
+import { type Ranked, SizeClass, type SizeClassOptions } from './size-class.ts';
 import { SlotAllocator } from './slot-allocator.ts';
 
 /** What becomes the object header when a block is published. */
@@ -41,23 +40,15 @@ export interface ArenaBlock {
   readonly expiresS: number;
 }
 
-interface Entry extends ArenaBlock {
+interface Entry extends ArenaBlock, Ranked {
   readonly namespace: Namespace;
   readonly hash: HashKey;
+  readonly parent: HashKey | null;
   readonly slotBytes: number;
-  /** Its number in the policy of its slot size. */
-  readonly index: number;
   /** Shared by all blocks of one name, as pins are given back by name: none of them goes before the last pin. */
   readonly pins: { count: number };
   /** When it was published or touched last: compares blocks of different sizes. */
   usedUs: number;
-}
-
-/** Blocks of one slot size: they can take each other's place, so eviction looks among them first. */
-interface SizeClass {
-  readonly policy: EvictionPolicy;
-  readonly entries: (Entry | undefined)[];
-  readonly freeIndexes: number[];
 }
 
 export interface ArenaTierOptions {
@@ -65,6 +56,8 @@ export interface ArenaTierOptions {
   readonly arenaBytes: number;
   readonly nowUs: () => number;
   readonly policy?: PolicyName;
+  /** `SizeClassOptions.mayPass`. */
+  readonly mayPass?: number;
   readonly chunkBytes?: number;
   readonly onEvict?: (namespace: Namespace, hash: HashKey) => void;
   /** Asked by `stats`, for its `detail`: what only whoever made the arena knows. */
@@ -77,12 +70,13 @@ export class ArenaTier implements Tier {
   readonly #followers = new Followers();
   readonly #arena: ArenaHandle;
   readonly #nowUs: () => number;
-  readonly #policyName: PolicyName;
+  readonly #order: Pick<SizeClassOptions<Entry>, 'policy' | 'mayPass'>;
   readonly #onEvict: (namespace: Namespace, hash: HashKey) => void;
   readonly #detail: () => Readonly<Record<string, number>>;
   readonly #allocator: SlotAllocator;
   readonly #index = new Map<string, Map<HashKey, Entry>>();
-  readonly #classes = new Map<number, SizeClass>();
+  /** By slot size: eviction looks among those first that can take each other's place. */
+  readonly #classes = new Map<number, SizeClass<Entry>>();
   readonly #bySlot = new Map<number, Entry>();
   /** Removed while pinned, by namespace and hash; freed at the last unpin. */
   readonly #leaving = new Map<string, Entry[]>();
@@ -95,7 +89,7 @@ export class ArenaTier implements Tier {
   constructor(options: ArenaTierOptions) {
     this.#arena = options.arena;
     this.#nowUs = options.nowUs;
-    this.#policyName = options.policy ?? 'lru';
+    this.#order = { policy: options.policy ?? 'lru', mayPass: options.mayPass };
     this.#onEvict = options.onEvict ?? (() => {});
     this.#detail = options.detail ?? (() => ({}));
     this.#allocator = new SlotAllocator(options.arenaBytes, options.chunkBytes);
@@ -145,6 +139,7 @@ export class ArenaTier implements Tier {
     if (--hold.count > 0) return;
     this.#held.delete(slot);
     if (hold.isFreed) this.#allocator.free(slot);
+    else this.#unused(this.#bySlot.get(slot));
   }
 
   /** Write the header in front of the payload and list the block. From now on the slot belongs to the tier. */
@@ -165,15 +160,12 @@ export class ArenaTier implements Tier {
     });
     native.arenaWrite(this.#arena, slot, header);
     const sizeClass = this.#classOf(slotBytes);
-    const index = sizeClass.freeIndexes.pop() ?? sizeClass.entries.length;
+    const index = sizeClass.nextIndex;
     const pins = this.#leavingOf(namespace, hash)?.[0]?.pins ?? { count: 0 };
     const usedUs = this.#nowUs();
-    const entry: Entry = { namespace, hash, slot, slotBytes, payloadBytes, checksum, expiresS, index, pins, usedUs };
-    sizeClass.entries[index] = entry;
-    const parentEntry = parent === null ? undefined : this.#find(namespace, parent);
-    sizeClass.policy.insert(index, usedUs, {
-      parent: parentEntry?.slotBytes === slotBytes ? parentEntry.index : undefined,
-    });
+    const about = { namespace, hash, parent, slot, slotBytes, payloadBytes, checksum, expiresS };
+    const entry: Entry = { ...about, index, pins, uses: 0, usedUs };
+    sizeClass.add(entry);
     this.#bySlot.set(slot, entry);
     let blocks = this.#index.get(namespace.key);
     if (blocks === undefined) {
@@ -197,10 +189,13 @@ export class ArenaTier implements Tier {
 
   unpin(namespace: Namespace, hash: HashKey): void {
     const leaving = this.#leavingOf(namespace, hash);
-    const pins = (leaving?.[0] ?? this.#find(namespace, hash))?.pins;
+    const listed = this.#find(namespace, hash);
+    const pins = (leaving?.[0] ?? listed)?.pins;
     invariant(pins !== undefined && pins.count > 0, 'arena: unpin of a block that is not pinned');
     pins.count--;
-    if (leaving === undefined || pins.count > 0) return;
+    if (pins.count > 0) return;
+    this.#unused(listed);
+    if (leaving === undefined) return;
     this.#leaving.delete(namespace.key + hash);
     for (const { slot } of leaving) this.#freeSlot(slot);
   }
@@ -220,7 +215,7 @@ export class ArenaTier implements Tier {
       const entry = this.#find(namespace, hashes[at]!);
       if (entry === undefined) continue;
       entry.usedUs = nowUs;
-      this.#classOf(entry.slotBytes).policy.touch(entry.index, nowUs);
+      this.#classOf(entry.slotBytes).touch(entry);
     }
   }
 
@@ -293,16 +288,14 @@ export class ArenaTier implements Tier {
   checkIntegrity(): void {
     this.#allocator.checkIntegrity();
     let listed = 0;
-    for (const [slotBytes, { policy, entries }] of this.#classes) {
-      policy.checkIntegrity();
-      const live = entries.filter((entry) => entry !== undefined);
-      invariant(policy.count === live.length, 'arena: policy and entries disagree');
+    for (const [slotBytes, sizeClass] of this.#classes) {
+      const live = sizeClass.checked();
+      listed += live.length;
       for (const entry of live) {
-        invariant(entry.slotBytes === slotBytes && policy.has(entry.index), 'arena: an entry is in a wrong class');
+        invariant(entry.slotBytes === slotBytes, 'arena: an entry is in a wrong class');
         invariant(this.#find(entry.namespace, entry.hash) === entry, 'arena: index and entries disagree');
         invariant(this.#bySlot.get(entry.slot) === entry, 'arena: slots and entries disagree');
       }
-      listed += live.length;
     }
     invariant(listed === this.#bySlot.size, 'arena: a slot has no entry');
     let bytes = 0;
@@ -328,13 +321,25 @@ export class ArenaTier implements Tier {
     return this.#leaving.size === 0 ? undefined : this.#leaving.get(namespace.key + hash);
   }
 
-  #classOf(slotBytes: number): SizeClass {
+  #classOf(slotBytes: number): SizeClass<Entry> {
     let sizeClass = this.#classes.get(slotBytes);
     if (sizeClass === undefined) {
-      sizeClass = { policy: createPolicy(this.#policyName), entries: [], freeIndexes: [] };
+      sizeClass = new SizeClass({
+        ...this.#order,
+        isIdle: (entry) => this.#isIdle(entry),
+        parentOf: ({ namespace, parent }) => {
+          const above = parent === null ? undefined : this.#find(namespace, parent);
+          return above?.slotBytes === slotBytes ? above : undefined;
+        },
+      });
       this.#classes.set(slotBytes, sizeClass);
     }
     return sizeClass;
+  }
+
+  /** Somebody uses the block no more; others may. */
+  #unused(entry: Entry | undefined): void {
+    if (entry !== undefined && this.#isIdle(entry)) this.#classOf(entry.slotBytes).idle(entry);
   }
 
   /** Nobody uses the block: its slot can be given away. */
@@ -377,8 +382,7 @@ export class ArenaTier implements Tier {
   }
 
   #coldest(slotBytes: number): Entry | undefined {
-    const sizeClass = this.#classes.get(slotBytes);
-    return sizeClass && idleVictim(sizeClass, (entry) => this.#isIdle(entry), this.#nowUs());
+    return this.#classes.get(slotBytes)?.coldest();
   }
 
   /** Empty slabs of `other`, coldest first, until a slot of `slotBytes` fits. */
@@ -406,7 +410,6 @@ export class ArenaTier implements Tier {
 
   /** All blocks of the slab that holds the coldest block of this size, if none of them is in use. */
   #coldestFreeableSlab(slotBytes: number): Entry[] | undefined {
-    const { policy, entries } = this.#classOf(slotBytes);
     const verdicts = new Map<number, boolean>();
     const isFreeable = (slot: number): boolean => {
       const slab = this.#allocator.slabOf(slot);
@@ -420,9 +423,9 @@ export class ArenaTier implements Tier {
       }
       return verdict;
     };
-    const coldest = policy.victim((index) => isFreeable(entries[index]!.slot));
+    const coldest = this.#classOf(slotBytes).coldestOf(({ slot }) => isFreeable(slot));
     if (coldest === undefined) return undefined;
-    return this.#allocator.neighbours(entries[coldest]!.slot).map((slot) => this.#bySlot.get(slot)!);
+    return this.#allocator.neighbours(coldest.slot).map((slot) => this.#bySlot.get(slot)!);
   }
 
   #evict(entry: Entry): void {
@@ -443,10 +446,7 @@ export class ArenaTier implements Tier {
     blocks.delete(entry.hash);
     if (blocks.size === 0) this.#index.delete(entry.namespace.key);
     this.#bySlot.delete(entry.slot);
-    const sizeClass = this.#classOf(entry.slotBytes);
-    sizeClass.policy.remove(entry.index);
-    sizeClass.entries[entry.index] = undefined;
-    sizeClass.freeIndexes.push(entry.index);
+    this.#classOf(entry.slotBytes).remove(entry);
     this.#followers.removed(entry.namespace, [entry.hash]);
   }
 

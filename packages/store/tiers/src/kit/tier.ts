@@ -6,7 +6,8 @@
  *  - all operations are batched, and report per block; they throw only for defects, never for what the world does;
  *  - a read that does not match namespace, hash, layout and checksum is 'corrupt': counted, removed, never delivered;
  *  - an object that is larger than the slot it was asked into is 'missing' for who asked, and stays as it is: the slot's size is
- *    the asker's word, and says nothing about the block;
+ *    the asker's word, and says nothing about the block. What others hold, too, may count as not there, here alone, until it is told
+ *    of again;
  *  - bytes held never exceed `capacityBytes`, at any instant and after any crash (law 3);
  *  - what `write` reported as 'stored' is found by `lookup` until evicted or removed; a write in flight is not;
  *  - every read and write ends within the tier's own time limit ('failed', 'refused'); when `onDone` was called for a slot,

@@ -318,6 +318,25 @@ describe('what is not right', () => {
     expect(await bench.read(tier, space, chain.slice(0, 3), payloadBytes)).toEqual(['ready', 'ready', 'ready']);
   });
 
+  it('a block that is too large for who reads it counts as held there no more, and stays as it is for others', async () => {
+    const [one, two] = [await open(), await open()];
+    await bench.write(one, space, chain.slice(0, 2), payloadBytes);
+    await until(() => two.lookup(space, chain) === 2, 'the other node');
+    const told: string[] = [];
+    two.follow((change) => told.push(`${change.kind} ${change.hashes.length}`));
+    told.length = 0;
+    expect(await bench.read(two, space, chain.slice(0, 1), 700)).toEqual(['missing']);
+    expect([two.lookup(space, chain), told]).toEqual([0, ['removed 1']]);
+    // Who offers it hears that the server has it, and lists it until the next read.
+    expect(await bench.write(two, space, chain.slice(0, 1), 700)).toEqual(['held']);
+    expect(two.lookup(space, chain)).toBe(2);
+    expect(await bench.read(two, space, chain.slice(0, 1), 700)).toEqual(['missing']);
+    await passed(300); // several polls
+    expect([two.lookup(space, chain), one.lookup(space, chain)]).toEqual([0, 2]);
+    expect(await bench.read(one, space, chain.slice(0, 2), payloadBytes)).toEqual(['ready', 'ready']);
+    expect((await serverBytes())[1]).toBe(2 * charge);
+  });
+
   it.each(['redis.write.reserved', 'redis.write.parts', 'redis.write.committed'])(
     'a node that is killed at %s leaves nothing half, and its reservation ends',
     async (step) => {

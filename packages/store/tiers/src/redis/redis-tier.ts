@@ -301,8 +301,10 @@ export class RedisTier implements Tier {
       }
       const { text } = entry;
       const { bytes, partBytes, id } = parseEntry(text)!; // the index has no other
-      // An object of another size than who asks expects: never into this slot, and others may know it as it is.
+      // An object of another size than who asks expects: never into this slot. Others may know it as it is: it is unlisted here alone, or
+      // this node would say that it is held, and make its name nowhere. Told of it anew, this node lists it until it is read again.
       if (bytes > this.#options.slots.slotBytesOf(slot)) {
+        this.#index.remove(namespace, hash);
         onDone(index, 'missing');
         continue;
       }

@@ -1,0 +1,116 @@
+/** In which order blocks of one size leave while many of them are kept. */
+import { type PolicyName, policyNames } from '@kvtier/eviction';
+import { describe, expect, it } from 'vitest';
+import { SizeClass } from './size-class.ts';
+
+interface Block {
+  readonly name: number;
+  readonly parent: number | undefined;
+  readonly index: number;
+  isKept: boolean;
+  uses: number;
+  readonly usedUs: number;
+}
+
+/** Blocks 0 to `count`, in this order, of which the first `kept` may not go; these are one chain if `isChain`. */
+class World {
+  readonly blocks: Block[] = [];
+  looks = 0;
+  readonly class: SizeClass<Block>;
+
+  constructor(policy: PolicyName, count: number, kept: number, isChain = false) {
+    this.class = new SizeClass({
+      policy,
+      isIdle: ({ isKept }) => ++this.looks > 0 && !isKept,
+      parentOf: ({ parent }) => (parent === undefined ? undefined : this.blocks[parent]),
+    });
+    for (let name = 0; name < count; name++) {
+      this.put(name < kept, isChain && name > 0 && name < kept ? name - 1 : undefined);
+    }
+  }
+
+  put(isKept: boolean, parent?: number): void {
+    const block = { name: this.blocks.length, parent, index: this.class.nextIndex, isKept, uses: 0, usedUs: 0 };
+    this.blocks.push(block);
+    this.class.add(block);
+  }
+
+  /** The name of the coldest that nobody keeps, which goes. */
+  evict(): number | undefined {
+    const victim = this.class.coldest();
+    if (victim !== undefined) this.class.remove(victim);
+    return victim?.name;
+  }
+
+  release(name: number): void {
+    this.blocks[name]!.isKept = false;
+    this.class.idle(this.blocks[name]!);
+  }
+
+  all(): number[] {
+    const order: number[] = [];
+    for (let name = this.evict(); name !== undefined; name = this.evict()) order.push(name);
+    return order;
+  }
+}
+
+describe.each(policyNames)('under %s the coldest idle block', (policy) => {
+  it('is found without a look at all that is kept each time', () => {
+    const [kept, count, rounds] = [1_000, 5_000, 2_000];
+    const world = new World(policy, count, kept);
+    for (let round = 0; round < rounds; round++) {
+      expect(world.evict()).toBe(kept + round); // in the order of their use, all the same
+      world.put(false);
+    }
+    expect(world.looks).toBeLessThanOrEqual(2 * kept + rounds);
+    world.class.checked();
+  });
+
+  it('leaves the few in their place that are being read', () => {
+    const world = new World(policy, 200, 64);
+    expect(world.evict()).toBe(64);
+    for (let name = 0; name < 64; name++) world.release(name);
+    expect(world.all().slice(0, 3)).toEqual([0, 1, 2]);
+  });
+
+  it('is none where all are kept, and each of them when it is kept no more', () => {
+    const world = new World(policy, 100, 100);
+    expect([world.evict(), world.evict()]).toEqual([undefined, undefined]);
+    for (let name = 0; name < 100; name++) world.release(name);
+    world.class.checked();
+    expect(world.all().toSorted((a, b) => a - b)).toEqual(Array.from({ length: 100 }, (_, name) => name));
+  });
+
+  it('of a kept chain is its end when it is kept no more, in whatever order that is said', () => {
+    const length = 100;
+    for (const isFromEnd of [false, true]) {
+      const world = new World(policy, 2 * length, length, true);
+      for (let round = 0; round < 10; round++) expect(world.evict()).toBe(length + round);
+      const chain = Array.from({ length }, (_, at) => (isFromEnd ? length - 1 - at : at));
+      for (const name of chain) world.release(name);
+      world.class.checked();
+      const order = world.all().filter((name) => name < length);
+      expect(order).toEqual(Array.from({ length }, (_, at) => length - 1 - at));
+    }
+  });
+});
+
+it('s3-fifo does not walk over a kept chain each time, though it asks about its end alone', () => {
+  const length = 1_000;
+  const world = new World('s3-fifo', 2 * length, length, true);
+  world.evict();
+  const before = world.looks;
+  for (let round = 0; round < 100; round++) world.evict();
+  expect(world.looks - before).toBe(100); // nothing of the chain is in its order any more
+});
+
+it('what s3-fifo put aside is worth as much as before when it comes back', () => {
+  const world = new World('s3-fifo', 1_000, 100);
+  const used = world.blocks[50]!;
+  for (let use = 0; use < 3; use++) world.class.touch(used);
+  world.evict();
+  for (let name = 0; name < 100; name++) world.release(name);
+  const order = world.all();
+  expect(order.at(-1)).toBe(used.name);
+  expect(order.indexOf(0)).toBe(899); // as if it had just come
+});
