@@ -24,6 +24,7 @@ import {
   parseReserved,
   type State,
 } from './replies.ts';
+import { sweptBlocks } from './script-pieces.ts';
 import {
   clockScript,
   commitScript,
@@ -40,6 +41,8 @@ import {
 
 const pageEntries = 1000;
 const pollEvents = 100;
+/** Polls one after another while blocks end faster than each sweeps away: some thousands of them, a tenth of a second. */
+const maxSweeps = 64;
 const scanKeys = 1000;
 /** Removals that wait for a server that takes none now; beyond it, a block may be listed again. */
 const maxRefused = 4096;
@@ -189,7 +192,7 @@ export class Directory {
   async poll(): Promise<void> {
     const refused = this.#refused.splice(0, pageEntries);
     if (refused.length > 0) await this.#remove(refused).catch(() => {});
-    for (;;) {
+    for (let polls = 1; ; polls++) {
       const last = this.#lastEvent;
       const reply = await this.#run(pollScript, [this.#node, last, pollEvents]);
       const { state, first, lastId, news } = parsePolled(reply, last);
@@ -217,7 +220,8 @@ export class Directory {
       }
       // Ours are measured against a clock that has been set forward since.
       if (state.clockUs - performance.now() * 1000 > this.clockOffsetUs + clockSlackUs) await this.#measureClock();
-      if (news.length < pollEvents) return;
+      const isSweeping = news.some(({ isRemoval, changes }) => isRemoval && changes.length >= sweptBlocks);
+      if (news.length < pollEvents && !(isSweeping && polls < maxSweeps)) return;
     }
   }
 

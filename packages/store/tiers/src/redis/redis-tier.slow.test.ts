@@ -232,6 +232,20 @@ describe('eviction and policy', () => {
     expect(await serverBytes()).toEqual([2 * (payloadBytes + 256), 2 * charge, 2 << 20]);
   });
 
+  it('unlists many that end together as soon as one poll sees it', async () => {
+    const digest = Buffer.from(space.digest).toString('hex');
+    const tier = await open({ policies: { [digest.slice(0, 8)]: { ttlSeconds: 1 } } }, { pollMs: 4_000 });
+    const many = Array.from({ length: 300 }, (_, i) => hashNamed(`together ${i}`));
+    for (let from = 0; from < 300; from += 50) {
+      const some = many.slice(from, from + 50);
+      expect(await bench.write(tier, space, some, 1_000)).toEqual(some.map(() => 'stored'));
+    }
+    await until(() => tier.stats().blocks < 300, 'the first poll after their end');
+    const sinceMs = performance.now();
+    await until(() => tier.stats().blocks === 0, 'the end of all');
+    expect(performance.now() - sinceMs).toBeLessThan(3_000); // no other poll
+  });
+
   it('lets the server remove what has an end of its own, also for those who did not write it', async () => {
     const writer = await open();
     const reader = await open();

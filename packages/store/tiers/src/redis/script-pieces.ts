@@ -250,6 +250,9 @@ end
 local function lease_of(part, words, fields) return part .. ' ' .. words .. '\\n' .. fields end
 `;
 
+/** Blocks that have ended and go in one call, at most. */
+export const sweptBlocks = 64;
+
 /** What has ended by itself goes: so many leases, so many blocks at most. */
 export const sweep = `
 for _, lease in ipairs(call('ZRANGEBYSCORE', leases, '-inf', math.floor(now_us / 1000), 'LIMIT', 0, 4)) do
@@ -263,7 +266,7 @@ for _, lease in ipairs(call('ZRANGEBYSCORE', leases, '-inf', math.floor(now_us /
   add(dead_leases, lease)
   changed = true
 end
-local ended = call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, 64)
+local ended = call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, ${sweptBlocks})
 for i, entry in ipairs(entries_of(ended)) do
   if entry then drop(ended[i], entry) else call('ZREM', expiry, ended[i]) end
 end
