@@ -64,7 +64,12 @@ void InShares(uint8_t* base, uint64_t bytes, unsigned threads, const Work& work)
   const uint64_t share = (bytes / threads / kHugePageBytes + 1) * kHugePageBytes;
   std::vector<std::thread> workers;
   for (uint64_t from = 0; from < bytes; from += share) {
-    workers.emplace_back([=] { work(base + from, std::min(share, bytes - from)); });
+    const auto run = [=] { work(base + from, std::min(share, bytes - from)); };
+    try {
+      workers.emplace_back(run);
+    } catch (const std::exception&) {
+      run();  // there is no thread for it
+    }
   }
   for (auto& worker : workers) worker.join();
 }

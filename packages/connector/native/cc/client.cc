@@ -153,7 +153,7 @@ void Client::Work(Lane& lane) {
     }
     lock.lock();
     if (ended) PieceEndedLocked(number, *job);
-    // A job that was the last to use an arena unmaps it: not under the lock.
+    // What only this job still kept ends here: not under the lock.
     lock.unlock();
     job.reset();
     lock.lock();
@@ -228,12 +228,17 @@ bool Client::Wait(int64_t number, int64_t wait_us) {
   std::shared_ptr<Job> job;  // as in `Take`
   std::unique_lock lock(mutex_);
   job = FindLocked(number);
-  if (wait_us > 0) ended_.wait_until(lock, After(wait_us), [&] { return job->ended; });
+  if (wait_us > 0) {
+    ++working_;
+    ended_.wait_until(lock, After(wait_us), [&] { return job->ended || closing_; });
+    --working_;
+    if (closing_) ended_.notify_all();
+  }
   return job->ended;
 }
 
 void Client::Take(int64_t number, uint64_t* sums, uint8_t* good, size_t count) {
-  std::shared_ptr<Job> job;  // freed, and its arena unmapped, after the lock
+  std::shared_ptr<Job> job;  // freed after the lock
   const std::lock_guard lock(mutex_);
   job = FindLocked(number);
   if (!job->ended) throw Failure(KVTIER_BUSY, "BUSY: job " + std::to_string(number) + " has not ended; wait for it");
@@ -274,6 +279,7 @@ bool Client::Close(int64_t wait_us) {
   }
   to_pin_.clear();
   pins_.notify_all();
+  ended_.notify_all();
   loads_.ready.notify_all();
   stores_.ready.notify_all();
   const bool idle = ended_.wait_until(lock, After(wait_us), [this] { return working_ == 0; });

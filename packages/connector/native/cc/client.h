@@ -116,6 +116,8 @@ class Client {
   void SettleHung(std::unique_lock<std::mutex>& lock);
   // Sees to it that the arena is pinned for the device.
   void PinLocked(MappedArena& mapped, int device);
+  // False: the system has no thread for it.
+  bool StartPinnerLocked();
   void PinAll();
   void EndLocked(int64_t number, Job& job);
   std::shared_ptr<Job> FindLocked(int64_t job);
@@ -138,15 +140,15 @@ class Client {
     bool holds;  // its job has not ended
   };
   std::vector<Hung> hung_;
-  size_t asking_ = 0;  // of those that hang, taken out to be asked
-  // Pinning and unpinning, which take their time: one thread.
+  std::vector<int> asking_;  // devices of those that hang and were taken out to be asked
+  // Pinning, unpinning and unmapping, which take their time: one thread, when there is first something for it.
   std::thread pinner_;
   std::condition_variable pins_;
   std::deque<std::shared_ptr<DeviceArena>> to_pin_;
-  std::deque<std::shared_ptr<MappedArena>> retired_;  // of GPUs: unpinned when their last job has ended
+  std::deque<std::shared_ptr<MappedArena>> retired_;  // that are pinned or have jobs: unmapped when the last job is forgotten
   kvtier_counts counts_{};
   int64_t next_number_ = 1;
-  uint32_t working_ = 0;  // threads
+  uint32_t working_ = 0;  // threads: ours, and those that wait for a job
   bool closing_ = false;
 };
 

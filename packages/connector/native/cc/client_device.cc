@@ -20,7 +20,7 @@ bool Client::RunDevicePiece(int64_t number, const std::shared_ptr<Job>& job, siz
   {
     const std::lock_guard lock(mutex_);
     // One deadline is paid for a device that stands still, and not one a piece.
-    const bool stands = asking_ > 0 || std::ranges::any_of(hung_, [&](const Hung& one) { return one.device == device; });
+    const bool stands = std::ranges::count(asking_, device) > 0 || std::ranges::count(hung_, device, &Hung::device) > 0;
     if (stands || job->abandoned) {
       counts_.late_blocks += job->abandoned ? 0 : count;
       return true;
@@ -54,10 +54,10 @@ bool Client::RunDevicePiece(int64_t number, const std::shared_ptr<Job>& job, siz
 }
 
 void Client::SettleHung(std::unique_lock<std::mutex>& lock) {
-  if (asking_ > 0) return;
+  if (!asking_.empty()) return;
   std::vector<Hung> asked;
   asked.swap(hung_);
-  asking_ = asked.size();
+  for (const Hung& one : asked) asking_.push_back(one.device);
   lock.unlock();
   std::vector<Hung> over, left;
   for (Hung& one : asked) {
@@ -70,7 +70,7 @@ void Client::SettleHung(std::unique_lock<std::mutex>& lock) {
     (settled ? over : left).push_back(std::move(one));
   }
   lock.lock();
-  asking_ = 0;
+  asking_.clear();
   std::ranges::move(left, std::back_inserter(hung_));
   for (Hung& one : over) {
     if (one.holds) PieceEndedLocked(one.number, *one.job);
@@ -82,23 +82,26 @@ void Client::SettleHung(std::unique_lock<std::mutex>& lock) {
 
 void Client::PinLocked(MappedArena& mapped, int device) {
   if (mapped.devices.contains(device)) return;
+  if (!StartPinnerLocked()) throw Failure(KVTIER_SETUP, "SETUP: no thread to pin the arena; raise the limit of processes");
   auto arena = std::make_shared<DeviceArena>(device, mapped.arena, mapped.newest);
   mapped.devices[device] = mapped.newest = arena;
   to_pin_.push_back(std::move(arena));
-  if (!pinner_.joinable()) {
-    ++working_;
-    try {
-      pinner_ = std::thread([this] {
-        pthread_setname_np(pthread_self(), "kvtier-pin");
-        PinAll();
-      });
-    } catch (const std::exception&) {
-      --working_;
-      to_pin_.clear();
-      throw Failure(KVTIER_SETUP, "SETUP: no thread to pin the arena; raise the limit of processes");
-    }
-  }
   pins_.notify_all();
+}
+
+bool Client::StartPinnerLocked() {
+  if (pinner_.joinable() || closing_) return true;
+  ++working_;
+  try {
+    pinner_ = std::thread([this] {
+      pthread_setname_np(pthread_self(), "kvtier-pin");
+      PinAll();
+    });
+  } catch (const std::exception&) {
+    --working_;
+    return false;
+  }
+  return true;
 }
 
 void Client::PinAll() {

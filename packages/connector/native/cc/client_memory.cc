@@ -51,19 +51,20 @@ int64_t Client::Map(const std::string& path, uint64_t bytes, uint64_t id, uint64
 bool Client::Unmap(int64_t number) {
   std::weak_ptr<MappedArena> left;
   {
-    // What this reference unmaps, if no job has it, takes its time: after the lock, which every poll of a copy takes.
+    // What this reference unmaps, if nobody else has it, takes its time: after the lock, which every poll of a copy takes.
     std::shared_ptr<MappedArena> mapped;
     const std::lock_guard lock(mutex_);
     const auto found = arenas_.find(number);
     if (found == arenas_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no arena " + std::to_string(number) + " is mapped");
-    if (!found->second->devices.empty()) {
-      for (const auto& [device, arena] : found->second->devices) arena->Leave();
-      std::erase_if(to_pin_, [&](const auto& waits) { return std::ranges::any_of(found->second->devices, [&](const auto& one) { return one.second == waits; }); });
-      retired_.push_back(found->second);
-      pins_.notify_all();
-    }
     mapped = std::move(found->second);
     arenas_.erase(found);
+    for (const auto& [device, arena] : mapped->devices) arena->Leave();
+    std::erase_if(to_pin_, [&](const auto& waits) { return std::ranges::any_of(mapped->devices, [&](const auto& one) { return one.second == waits; }); });
+    // Whoever forgets its last job may be an engine's loop.
+    if ((!mapped->devices.empty() || mapped.use_count() > 1) && StartPinnerLocked()) {
+      retired_.push_back(mapped);
+      pins_.notify_all();
+    }
     left = mapped;
     if (mapped.use_count() > 1) leaving_.push_back(left);
   }
@@ -129,7 +130,7 @@ kvtier_counts Client::Counts() {
   counts.arenas = arenas_.size() + leaving_.size();
   counts.layouts = layouts_.size();
   counts.jobs = jobs_.size();
-  counts.hung = hung_.size() + asking_;
+  counts.hung = hung_.size() + asking_.size();
   for (const auto& [number, mapped] : arenas_) {
     std::string why;
     for (const auto& [device, arena] : mapped->devices) {

@@ -3,13 +3,30 @@
 
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "client.h"
 
+// These few words stay for ever: threads of an interpreter run on when its end has closed the client, and their calls are refused.
 struct kvtier_client {
-  explicit kvtier_client(const kvtier_options& options) : client(options) {}
-  kvtier::Client client;
+  explicit kvtier_client(const kvtier_options& options) : client_(std::make_shared<kvtier::Client>(options)) {}
+  // A call keeps what it uses.
+  std::shared_ptr<kvtier::Client> Use() {
+    const std::lock_guard lock(mutex_);
+    if (client_ == nullptr) throw kvtier::Failure(KVTIER_CONFIG, "CONFIG: the client is closed");
+    return client_;
+  }
+  // Null: it was closed before.
+  std::shared_ptr<kvtier::Client> End() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(client_, nullptr);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::shared_ptr<kvtier::Client> client_;
 };
 
 namespace {
@@ -52,37 +69,38 @@ kvtier_client* kvtier_open(const kvtier_options* options) {
 }
 
 int32_t kvtier_close(kvtier_client* client, int64_t wait_us) {
-  if (!client->client.Close(wait_us)) return 0;  // its threads still use it
-  delete client;
-  return 1;
+  auto ended = client->End();
+  if (ended == nullptr || ended->Close(wait_us)) return 1;
+  (void)new std::shared_ptr<kvtier::Client>(std::move(ended));  // its threads still use it
+  return 0;
 }
 
 int64_t kvtier_map(kvtier_client* client, const char* path, uint64_t bytes, uint64_t id, uint64_t lock_byte) {
-  return Guard([&]() -> int64_t { return client->client.Map(path, bytes, id, lock_byte); });
+  return Guard([&]() -> int64_t { return client->Use()->Map(path, bytes, id, lock_byte); });
 }
 
 int32_t kvtier_unmap(kvtier_client* client, int64_t arena) {
-  return Guard([&]() -> int32_t { return client->client.Unmap(arena) ? 1 : 0; });
+  return Guard([&]() -> int32_t { return client->Use()->Unmap(arena) ? 1 : 0; });
 }
 
 int64_t kvtier_layout(kvtier_client* client, const kvtier_part* parts, size_t count, uint64_t blocks) {
-  return Guard([&]() -> int64_t { return client->client.AddLayout({parts, count}, blocks, -1); });
+  return Guard([&]() -> int64_t { return client->Use()->AddLayout({parts, count}, blocks, -1); });
 }
 
 int64_t kvtier_device_layout(kvtier_client* client, int32_t device, const kvtier_part* parts, size_t count, uint64_t blocks) {
   return Guard([&]() -> int64_t {
     if (device < 0) throw kvtier::Failure(KVTIER_CONFIG, "CONFIG: no device " + std::to_string(device));
-    return client->client.AddLayout({parts, count}, blocks, device);
+    return client->Use()->AddLayout({parts, count}, blocks, device);
   });
 }
 
 int64_t kvtier_mark(kvtier_client* client, int32_t device, void* stream) {
-  return Guard([&]() -> int64_t { return client->client.AddMark(device, stream); });
+  return Guard([&]() -> int64_t { return client->Use()->AddMark(device, stream); });
 }
 
 int32_t kvtier_forget_mark(kvtier_client* client, int64_t mark) {
   return Guard([&]() -> int32_t {
-    client->client.ForgetMark(mark);
+    client->Use()->ForgetMark(mark);
     return 1;
   });
 }
@@ -90,7 +108,7 @@ int32_t kvtier_forget_mark(kvtier_client* client, int64_t mark) {
 int32_t kvtier_pinning(kvtier_client* client, int64_t arena, int32_t device) {
   return Guard([&]() -> int32_t {
     std::string why;
-    const int state = client->client.Pinning(arena, device, &why);
+    const int state = client->Use()->Pinning(arena, device, &why);
     if (state == 2) last_error = why;
     return state;
   });
@@ -98,23 +116,30 @@ int32_t kvtier_pinning(kvtier_client* client, int64_t arena, int32_t device) {
 
 int32_t kvtier_peek(kvtier_client* client, int32_t device, void* target, uint64_t address, size_t bytes) {
   return Guard([&]() -> int32_t {
-    client->client.Reach(device, target, address, bytes, false);
+    client->Use()->Reach(device, target, address, bytes, false);
     return 1;
   });
 }
 
 int32_t kvtier_poke(kvtier_client* client, int32_t device, uint64_t address, const void* source, size_t bytes) {
   return Guard([&]() -> int32_t {
-    client->client.Reach(device, const_cast<void*>(source), address, bytes, true);
+    client->Use()->Reach(device, const_cast<void*>(source), address, bytes, true);
     return 1;
   });
 }
 
-uint64_t kvtier_payload_bytes(kvtier_client* client, int64_t layout) { return client->client.PayloadBytes(layout); }
+uint64_t kvtier_payload_bytes(kvtier_client* client, int64_t layout) {
+  uint64_t bytes = 0;
+  Guard([&]() -> int32_t {
+    bytes = client->Use()->PayloadBytes(layout);
+    return 1;
+  });
+  return bytes;
+}
 
 int32_t kvtier_forget_layout(kvtier_client* client, int64_t layout) {
   return Guard([&]() -> int32_t {
-    client->client.ForgetLayout(layout);
+    client->Use()->ForgetLayout(layout);
     return 1;
   });
 }
@@ -122,39 +147,45 @@ int32_t kvtier_forget_layout(kvtier_client* client, int64_t layout) {
 int64_t kvtier_load(kvtier_client* client, int64_t arena, int64_t layout, size_t count, const uint64_t* blocks,
                     const uint64_t* offsets, const uint64_t* sums, int64_t after) {
   return Guard([&]() -> int64_t {
-    return client->client.Begin(kvtier::JobKind::kLoad, arena, layout, 0, {blocks, count}, {offsets, count}, {sums, count}, after);
+    return client->Use()->Begin(kvtier::JobKind::kLoad, arena, layout, 0, {blocks, count}, {offsets, count}, {sums, count}, after);
   });
 }
 
 int64_t kvtier_store(kvtier_client* client, int64_t arena, int64_t layout, size_t count, const uint64_t* blocks,
                      const uint64_t* offsets, int64_t after) {
   return Guard([&]() -> int64_t {
-    return client->client.Begin(kvtier::JobKind::kStore, arena, layout, 0, {blocks, count}, {offsets, count}, {}, after);
+    return client->Use()->Begin(kvtier::JobKind::kStore, arena, layout, 0, {blocks, count}, {offsets, count}, {}, after);
   });
 }
 
 int64_t kvtier_check(kvtier_client* client, int64_t arena, uint64_t payload_bytes, size_t count, const uint64_t* offsets,
                      const uint64_t* sums) {
   return Guard([&]() -> int64_t {
-    return client->client.Begin(kvtier::JobKind::kCheck, arena, 0, payload_bytes, {}, {offsets, count}, {sums, count}, 0);
+    return client->Use()->Begin(kvtier::JobKind::kCheck, arena, 0, payload_bytes, {}, {offsets, count}, {sums, count}, 0);
   });
 }
 
 int32_t kvtier_wait(kvtier_client* client, int64_t job, int64_t wait_us) {
-  return Guard([&]() -> int32_t { return client->client.Wait(job, wait_us) ? 1 : 0; });
+  return Guard([&]() -> int32_t { return client->Use()->Wait(job, wait_us) ? 1 : 0; });
 }
 
 int32_t kvtier_take(kvtier_client* client, int64_t job, uint64_t* sums, uint8_t* good, size_t count) {
   return Guard([&]() -> int32_t {
-    client->client.Take(job, sums, good, count);
+    client->Use()->Take(job, sums, good, count);
     return 1;
   });
 }
 
 int32_t kvtier_abandon(kvtier_client* client, int64_t job) {
-  return Guard([&]() -> int32_t { return client->client.Abandon(job) ? 1 : 0; });
+  return Guard([&]() -> int32_t { return client->Use()->Abandon(job) ? 1 : 0; });
 }
 
-void kvtier_count(kvtier_client* client, kvtier_counts* counts) { *counts = client->client.Counts(); }
+void kvtier_count(kvtier_client* client, kvtier_counts* counts) {
+  *counts = {};
+  Guard([&]() -> int32_t {
+    *counts = client->Use()->Counts();
+    return 1;
+  });
+}
 
 }  // extern "C"

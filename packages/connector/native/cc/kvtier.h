@@ -67,7 +67,7 @@ KVTIER_API const char* kvtier_copy_code(void);
 /* NULL: kvtier_last_error. */
 KVTIER_API kvtier_client* kvtier_open(const kvtier_options* options);
 /* Drops what waits, lets what runs end. 1: all is freed. 0: copies still ran after wait_us; they and what they use are left
- * alone for ever. The client is gone either way. */
+ * alone for ever. The client is gone either way: a kvtier_wait that is under way says what it knows, and later calls are CONFIG. */
 KVTIER_API int32_t kvtier_close(kvtier_client* client, int64_t wait_us);
 
 /* An arena, by what the node says of it in Attached. lock_byte: 0, or the byte of the file beside the arena (its path + ".lock") that
@@ -122,7 +122,7 @@ KVTIER_API int64_t kvtier_store(kvtier_client* client, int64_t arena, int64_t la
 KVTIER_API int64_t kvtier_check(kvtier_client* client, int64_t arena, uint64_t payload_bytes, size_t count,
                                 const uint64_t* offsets, const uint64_t* sums);
 
-/* 1: the job has ended. 0: not within wait_us, which may be 0. */
+/* 1: the job has ended. 0: not within wait_us, which may be 0, or before the client was closed. */
 KVTIER_API int32_t kvtier_wait(kvtier_client* client, int64_t job, int64_t wait_us);
 /* What an ended job found, `count` as it was begun with, and forgets the job; BUSY while it runs. sums and good (1 or 0, of a
  * store in the CPU's memory 1) may be NULL. */

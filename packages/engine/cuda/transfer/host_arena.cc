@@ -65,7 +65,11 @@ void HostArena::Pin(const PinOptions& options) {
     }
   };
   std::vector<std::thread> others;
-  for (size_t i = 1; i < threads; ++i) others.emplace_back(work);
+  try {
+    while (others.size() + 1 < threads) others.emplace_back(work);
+  } catch (const std::exception&) {
+    // No more threads are to be had: those that there are do it all.
+  }
   work();
   for (std::thread& thread : others) thread.join();
 

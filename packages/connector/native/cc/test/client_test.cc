@@ -1,0 +1,253 @@
+// libkvtier as it ships, by its C ABI, where the calling thread must not be held up or ended: by threads that are not to be had, by an
+// arena that is unmapped, by a client that is closed, by another GPU. Of arenas that are made, and of pinning with several threads, which
+// are not in that library, the sources. Built and run by packages/connector/native/src/client.slow.test.ts.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <climits>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../kvtier.h"
+#include "arena.h"
+#include "transfer/host_arena.h"
+
+namespace {
+
+constexpr size_t kNone = SIZE_MAX;
+std::atomic<int> threads_left{INT_MAX};    // that the system still has
+std::atomic<size_t> watched_bytes{kNone};  // who unmaps so many is noted
+std::atomic<pid_t> unmapped_by{0};
+
+}  // namespace
+
+// In place of the C library's, for libkvtier, too.
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) {
+  static auto* const create = reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+  if (threads_left.fetch_sub(1) <= 0) return EAGAIN;
+  return create(thread, attributes, run, argument);
+}
+extern "C" int munmap(void* base, size_t bytes) noexcept {
+  if (bytes == watched_bytes) unmapped_by = gettid();
+  return static_cast<int>(syscall(SYS_munmap, base, bytes));
+}
+
+namespace kvtier::gpu {
+
+std::mutex registering;
+std::set<void*> registered;
+
+void Use(int) {}
+void RegisterHost(void* base, size_t) {
+  const std::lock_guard lock(registering);
+  registered.insert(base);
+}
+void UnregisterHost(void* base) noexcept {
+  const std::lock_guard lock(registering);
+  registered.erase(base);
+}
+void* DeviceView(void* host) { return host; }
+
+}  // namespace kvtier::gpu
+
+namespace {
+
+constexpr uint64_t kBytes = 8 << 20, kPage = 4096, kId = 0x1234'5678'9ABC'DEF0;
+
+bool Until(const std::function<bool()>& there, double seconds = 20) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (!there()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+std::string NewPath(const char* what) { return "/dev/shm/kvtier-client-test-" + std::to_string(getpid()) + "-" + what; }
+
+class Client : public testing::Test {
+ protected:
+  void SetUp() override {
+    const int file = open(path_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    ASSERT_GE(file, 0);
+    const kvtier::ArenaHeader header{kvtier::kArenaMagic, kvtier::kArenaVersion, kPage, kBytes, kId};
+    ASSERT_EQ(write(file, &header, sizeof(header)), static_cast<ssize_t>(sizeof(header)));
+    ASSERT_EQ(ftruncate(file, kBytes), 0);
+    close(file);
+    const kvtier_options options{2, 1, 0, 64, 200};
+    client_ = kvtier_open(&options);
+    ASSERT_NE(client_, nullptr) << kvtier_last_error();
+    arena_ = kvtier_map(client_, path_.c_str(), kBytes, kId, 0);
+    ASSERT_GT(arena_, 0) << kvtier_last_error();
+  }
+  void TearDown() override {
+    threads_left = INT_MAX;
+    watched_bytes = kNone;
+    unmapped_by = 0;
+    EXPECT_EQ(kvtier_close(client_, 20'000'000), 1);
+    unlink(path_.c_str());
+  }
+
+  kvtier_counts Counts() {
+    kvtier_counts counts;
+    kvtier_count(client_, &counts);
+    return counts;
+  }
+  // A check that has ended and was not taken.
+  int64_t Checked() {
+    const uint64_t offset = kPage, sum = 0;
+    const int64_t job = kvtier_check(client_, arena_, 100, 1, &offset, &sum);
+    EXPECT_EQ(kvtier_wait(client_, job, 20'000'000), 1);
+    return job;
+  }
+
+  const std::string path_ = NewPath("arena");
+  kvtier_client* client_ = nullptr;
+  int64_t arena_ = 0;
+};
+
+TEST_F(Client, WhoForgetsTheLastJobOfAnArenaDoesNotUnmapIt) {
+  const int64_t taken = Checked(), abandoned = Checked();
+  watched_bytes = kBytes;
+  EXPECT_EQ(kvtier_unmap(client_, arena_), 0);
+  EXPECT_EQ(kvtier_take(client_, taken, nullptr, nullptr, 1), 1);
+  EXPECT_EQ(Counts().arenas, 1u);
+  EXPECT_EQ(kvtier_abandon(client_, abandoned), 1);
+  ASSERT_TRUE(Until([] { return unmapped_by != 0; }));
+  EXPECT_NE(unmapped_by, gettid());
+  EXPECT_TRUE(Until([&] { return Counts().arenas == 0; }));
+}
+
+TEST_F(Client, AnArenaIsUnmappedWhereThereIsNoThreadForIt) {
+  const int64_t job = Checked();
+  threads_left = 0;
+  EXPECT_EQ(kvtier_unmap(client_, arena_), 0);
+  EXPECT_EQ(kvtier_take(client_, job, nullptr, nullptr, 1), 1);
+  EXPECT_TRUE(Until([&] { return Counts().arenas == 0; }));
+}
+
+TEST_F(Client, ClosingEndsWhatWaitsAndRefusesWhatComesLater) {
+  constexpr size_t kMany = 20'000, kPayload = 3 << 20;
+  std::vector<uint8_t> memory(kPayload);
+  const kvtier_part part{reinterpret_cast<uint64_t>(memory.data()), 0, 1, 0, kPayload};
+  const int64_t layout = kvtier_layout(client_, &part, 1, 1);
+  const std::vector<uint64_t> blocks(kMany, 0), offsets(kMany, kPage);
+  const int64_t job = kvtier_store(client_, arena_, layout, kMany, blocks.data(), offsets.data(), 0);
+  ASSERT_GT(job, 0) << kvtier_last_error();
+  std::atomic<pid_t> waits{0};
+  int32_t said = -1, later = 0;
+  std::thread waiter([&] {
+    waits = gettid();
+    said = kvtier_wait(client_, job, 20'000'000);
+    later = kvtier_wait(client_, job, 20'000'000);
+  });
+  const auto sleeps = [&] {
+    std::ifstream file("/proc/self/task/" + std::to_string(waits) + "/stat");
+    const std::string line(std::istreambuf_iterator<char>(file), {});
+    return line.find(") S ") != std::string::npos;
+  };
+  EXPECT_TRUE(Until([&] { return waits != 0 && sleeps(); }));
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(kvtier_close(client_, 10'000'000), 1);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
+  waiter.join();
+  EXPECT_EQ(said, 0);
+  EXPECT_EQ(later, KVTIER_CONFIG);
+  EXPECT_EQ(kvtier_take(client_, job, nullptr, nullptr, kMany), KVTIER_CONFIG);
+  EXPECT_EQ(kvtier_payload_bytes(client_, layout), 0u);
+  EXPECT_EQ(Counts().jobs, 0u);
+}
+
+TEST_F(Client, AGpuThatIsAskedWhetherItHangsCostsAnotherNothing) {
+  const char* path = std::getenv("KVTIER_CUDA_DRIVER");
+  ASSERT_NE(path, nullptr);
+  void* driver = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(driver, nullptr) << dlerror();
+  const auto call = [&](const char* name, auto... values) {
+    return reinterpret_cast<int (*)(decltype(values)...)>(dlsym(driver, name))(values...);
+  };
+  constexpr uint64_t kPayload = 4096;
+  void* context = nullptr;
+  ASSERT_EQ(call("cuDevicePrimaryCtxRetain", &context, 0), 0);
+  ASSERT_EQ(call("cuCtxSetCurrent", context), 0);
+  int64_t layouts[2];
+  for (const int device : {0, 1}) {
+    void* memory = nullptr;
+    ASSERT_EQ(call("cuMemAlloc_v2", &memory, size_t{kPayload}), 0);
+    const kvtier_part part{reinterpret_cast<uint64_t>(memory), kPayload, 1, 0, kPayload};
+    layouts[device] = kvtier_device_layout(client_, device, &part, 1, 1);
+    ASSERT_GT(layouts[device], 0) << kvtier_last_error();
+    ASSERT_TRUE(Until([&] { return kvtier_pinning(client_, arena_, device) == 1; }));
+  }
+  const uint64_t block = 0, offset = kPage;
+  uint64_t sum = 0;
+  uint8_t good = 0;
+  const auto ended = [&](int64_t job) {
+    EXPECT_EQ(kvtier_wait(client_, job, 20'000'000), 1);
+    EXPECT_EQ(kvtier_take(client_, job, &sum, &good, 1), 1);
+    return good == 1;
+  };
+  ASSERT_TRUE(ended(kvtier_store(client_, arena_, layouts[1], 1, &block, &offset, 0)));
+  const uint64_t wanted = sum;
+  call("kvtier_standin_fault", 1);
+  EXPECT_FALSE(ended(kvtier_load(client_, arena_, layouts[0], 1, &block, &offset, &wanted, 0)));
+  EXPECT_EQ(Counts().hung, 1u);
+  call("kvtier_slow", 1);
+  EXPECT_TRUE(Until([&] { return call("kvtier_slow_waiting") == 1; }));
+  EXPECT_TRUE(ended(kvtier_load(client_, arena_, layouts[1], 1, &block, &offset, &wanted, 0)));
+  EXPECT_FALSE(ended(kvtier_load(client_, arena_, layouts[0], 1, &block, &offset, &wanted, 0)));
+  EXPECT_EQ(Counts().hung, 1u);
+  call("kvtier_slow", 0);
+  call("kvtier_standin_fault", 0);
+  EXPECT_TRUE(Until([&] { return Counts().hung == 0; }));
+  EXPECT_TRUE(ended(kvtier_load(client_, arena_, layouts[0], 1, &block, &offset, &wanted, 0)));
+}
+
+TEST(Threads, AnArenaIsMadeWithThoseThatThereAre) {
+  for (const int left : {0, 1, 2}) {
+    const std::string path = NewPath("made");
+    threads_left = left;
+    const auto made = kvtier::Arena::Create(path, 16 << 20, 4);
+    threads_left = INT_MAX;
+    EXPECT_EQ(kvtier::ArenaFault(made->base(), made->bytes(), made->id()), "");
+    unlink(path.c_str());
+  }
+}
+
+TEST(Threads, AnArenaIsPinnedWithThoseThatThereAre) {
+  constexpr size_t kChunks = 16;
+  std::vector<uint8_t> memory(kChunks * kPage);
+  kvtier::cuda::PinOptions options;
+  options.chunk_bytes = kPage;
+  options.threads = 4;
+  for (const int left : {0, 1, 2}) {
+    threads_left = left;
+    const kvtier::cuda::HostArena arena(memory.data(), memory.size(), options);
+    threads_left = INT_MAX;
+    EXPECT_TRUE(arena.pinned()) << arena.refusal();
+    EXPECT_EQ(kvtier::gpu::registered.size(), kChunks);
+  }
+  EXPECT_TRUE(kvtier::gpu::registered.empty());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
