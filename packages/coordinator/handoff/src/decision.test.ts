@@ -338,6 +338,23 @@ describe('by hand', () => {
     expect(blocksAt(1)).toBeUndefined();
   });
 
+  it('shares are looked at for a few workers, the best of them among these, however many there are', () => {
+    let computed = 0;
+    const late = {
+      aloneS: () => 0,
+      splitS: () => {
+        computed++;
+        return 0;
+      },
+    };
+    // The link is slower than any of them; the last one has nothing to compute.
+    const others = Array.from({ length: 1_000 }, (_, at) => side(at + 1, { running: 3, held: at === 999 ? 100 : 20 }));
+    const decode = side(0, { tokensAhead: 500 });
+    const { split } = decide(question({ decode, others, linkBlocksPerS: 50, ttftS: 10, late }));
+    expect([split!.prefill.number, split!.blocks]).toEqual([1_000, 25]);
+    expect(computed).toBeLessThan(1_500);
+  });
+
   it('beside the same node nothing travels', () => {
     const asked = question({ decode: running(3, { node: 'n' }), others: [side(1, { node: 'n' })], linkBlocksPerS: 1 });
     expect(decide(asked).split).toMatchObject({ travels: 0, blocks: 100 });

@@ -4,8 +4,8 @@
  *
  * For the decode side alone, and for each worker that takes prefill, times are predicted (times.ts) and priced (cost.ts). What misses
  * fewest targets is taken; of equals, what costs all least. The prefill side computes all whole blocks; only where the link is the
- * bottleneck, 16 shares of them are looked at: fewer blocks travel, and the decode side computes the rest meanwhile. A split has to cost
- * a twentieth less than none: it can fail in more ways.
+ * bottleneck, 16 shares of them are looked at, at the best workers: fewer blocks travel, and the decode side computes the rest meanwhile.
+ * A split has to cost a twentieth less than none: it can fail in more ways.
  */
 import { type Cost, costOf, ownCostOf } from './cost.ts';
 import type { Question, Side } from './question.ts';
@@ -62,6 +62,8 @@ export interface Split extends Expected, SplitTimes {
 }
 
 const parts = 16;
+/** Workers of which shares are looked at: a decision is one turn of the event loop, also where a thousand could compute. */
+const mostShared = 16;
 const margin = 0.95;
 
 export function decide(question: Question): Decision {
@@ -78,23 +80,28 @@ export function decide(question: Question): Decision {
   if (held >= full) return none('held');
   const [candidates, why] = candidatesOf(question);
   if (candidates.length === 0) return none(why);
-  let best: Split | undefined;
-  for (const prefill of candidates) {
-    const whole = splitOf(question, prefill, full, held);
-    if (best === undefined || isBetter(whole, best)) best = whole;
-    for (let part = 1; part < parts && whole.isLinkBound && mode !== 'always'; part++) {
-      const blocks = Math.ceil((full * part) / parts);
-      if (blocks <= held) continue;
-      const split = splitOf(question, prefill, blocks, held);
-      if (isBetter(split, best)) best = split;
-    }
-  }
-  const chosen = drawing(question, best!, full);
+  const wholes = candidates.map((prefill) => splitOf(question, prefill, full, held));
+  const shares = mode === 'always' ? [] : sharesOf(question, wholes, full, held);
+  const best = [...wholes, ...shares].reduce((best, split) => (isBetter(split, best) ? split : best));
+  const chosen = drawing(question, best, full);
   if (mode === 'always') return { reason: 'always', split: chosen, expected: chosen, alone, isLacking: false };
   if (!pays(chosen, alone)) return none('alone');
   const isSooner = chosen.ttftS < alone.ttftS && chosen.slowed >= alone.slowed;
   const reason = isSooner ? 'sooner' : 'spares-streams';
   return { reason, split: chosen, expected: chosen, alone, isLacking: false };
+}
+
+/** Parts of the prompt, at the best of those that the link keeps waiting. */
+function sharesOf(question: Question, wholes: readonly Split[], full: number, held: number): Split[] {
+  const shares: Split[] = [];
+  const linkBound = wholes.filter(({ isLinkBound }) => isLinkBound);
+  for (const { prefill } of linkBound.sort((a, b) => (isBetter(a, b) ? -1 : 1)).slice(0, mostShared)) {
+    for (let part = 1; part < parts; part++) {
+      const blocks = Math.ceil((full * part) / parts);
+      if (blocks > held) shares.push(splitOf(question, prefill, blocks, held));
+    }
+  }
+  return shares;
 }
 
 /** Misses come first; of equals the one that is there sooner, then more blocks, then the smaller number: nothing is left to chance. */
@@ -149,7 +156,30 @@ function splitOf(question: Question, prefill: Side, blocks: number, held: number
     { side: question.decode, tokens: tail, seconds: tailS },
     { side: prefill, tokens: computes, seconds: computeS },
   ];
-  return { ...costOf(question, ttftS, work), ...times, ttftS, draws: false };
+  const { itlS, slowed, misses, costS } = costOf(question, ttftS, work);
+  return {
+    itlS,
+    slowed,
+    misses,
+    costS,
+    ttftS,
+    plainS,
+    computes,
+    computeS,
+    prefill,
+    blocks,
+    lacks: times.lacks,
+    travels: times.travels,
+    stepBlocks: times.stepBlocks,
+    tail,
+    tailS,
+    firstS: times.firstS,
+    arrivedS: times.arrivedS,
+    isLinkBound: times.isLinkBound,
+    earlyS: times.earlyS,
+    pauseS: times.pauseS,
+    draws: false,
+  };
 }
 
 /**

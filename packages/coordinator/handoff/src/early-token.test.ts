@@ -61,6 +61,18 @@ it('ends the decode side where it was the only one, or nothing more is wanted', 
   for (const { token } of [last, enough, late]) expect([token.isOver, token.signal.aborted]).toEqual([true, true]);
 });
 
+it('whoever has enough with it hears nothing of what the decode side said meanwhile', async () => {
+  let take = (_: boolean): void => {};
+  const taken = new Promise<boolean>((resolve) => {
+    take = resolve;
+  });
+  const { token, told } = early(() => taken);
+  token.give(drawn(5));
+  const passed = token.pass(drawn(5, 6));
+  take(false);
+  expect([await passed, token.isOver, told]).toEqual([false, true, [[5]]]);
+});
+
 it.each<[string, OnEvent]>([
   [
     'at once',

@@ -73,6 +73,8 @@ export class EarlyToken {
       throw new KvError('DISCONNECTED', `request ${this.#requestId}: ${drew}`, { retry: true });
     }
     const rest = { ...event, tokenIds };
-    return this.#taken === undefined ? this.#onEvent(rest) : this.#taken.then(() => this.#onEvent(rest));
+    if (this.#taken === undefined) return this.#onEvent(rest);
+    // It may turn out to have been the only one.
+    return this.#taken.then(() => (this.signal.aborted ? false : this.#onEvent(rest)));
   }
 }

@@ -7,9 +7,12 @@ import { expect, it } from 'vitest';
 import type { Split } from './decision.ts';
 import { HandOff, type HandOffEngines, type Took } from './hand-off.ts';
 
+/** What a side says; or its call is waited for to be cancelled. */
+type Step = readonly ['d' | 'p', Partial<GenerateEvent> | 'cancelled'];
+
 /** Ten blocks of 16 tokens that worker 1 computes for worker 0, of which worker 0 holds `local`. Returns what was told at the end. */
 async function handedOff(
-  events: readonly (readonly ['d' | 'p', Partial<GenerateEvent>])[],
+  events: readonly Step[],
   pending: number[] = [],
   parts: Took[] = [],
   draws: { readonly tells: (string | number)[][]; readonly given: number[][] } = { tells: [], given: [] },
@@ -18,11 +21,14 @@ async function handedOff(
   workers.add('d');
   const prefill = { ...workers.add('p'), maxStepTokens: 512 } as unknown as Split['prefill'];
   const told: number[][] = [];
-  const streams = new Map<string, { onEvent: OnEvent; end: () => void }>();
+  const streams = new Map<string, { onEvent: OnEvent; end: () => void; cancelled: Promise<void> }>();
   const follow = (number: number, _: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void> =>
     new Promise((resolve) => {
-      streams.set(number === 0 ? 'd' : 'p', { onEvent, end: resolve });
-      signal.addEventListener('abort', () => resolve(), { once: true });
+      const cancelled = new Promise<void>((cancel) => {
+        signal.addEventListener('abort', () => cancel(), { once: true });
+      });
+      void cancelled.then(resolve);
+      streams.set(number === 0 ? 'd' : 'p', { onEvent, end: resolve, cancelled });
     });
   const engines = {
     workers: () => workers.all,
@@ -56,7 +62,11 @@ async function handedOff(
     draws.given.push([...tokenIds]);
   });
   for (const [who, said] of events) {
-    const { onEvent, end } = streams.get(who)!;
+    const { onEvent, end, cancelled } = streams.get(who)!;
+    if (said === 'cancelled') {
+      await cancelled;
+      continue;
+    }
     onEvent(event(said));
     if (said.finishReason !== undefined && said.finishReason !== '') end();
     await new Promise(setImmediate);
@@ -142,6 +152,35 @@ it('says what the time to the first token went by, as both workers and its own c
   const { admitUs, transferUs, ...told } = parts[0]!;
   expect(told).toEqual({ isEarly: false, queueUs: 7_000, prefillUs: 90_000, tailUs: 0 });
   for (const us of [admitUs, transferUs]) expect(Number.isInteger(us) && us >= 0 && us < 60e6).toBe(true);
+});
+
+const computed = { ...first(0).cache!, queueUs: 7_000, prefillUs: 90_000 };
+const begun = { ...first(160), finishReason: '', cache: { ...first(160).cache!, tailUs: 0 } };
+const goesOn: Step = ['d', { tokenIds: [2], finishReason: 'length' }];
+it.each<[string, Step, Step, Step]>([
+  ['its end', ['p', state(0, 10)], ['d', begun], ['p', { finishReason: 'prefilled', cache: computed }]],
+  ['its token', ['p', state(0, 10)], ['d', begun], ['p', { tokenIds: [1], cache: computed }]],
+  [
+    'its last blocks',
+    ['p', state(0, 4)],
+    ['d', begun],
+    ['p', { ...state(0, 10), finishReason: 'prefilled', cache: computed }],
+  ],
+])('says so, too, where the first token overtakes what the prefill side says last: %s', async (_, ...steps) => {
+  const parts: Took[] = [];
+  const draws: Draws = { tells: [], given: [] };
+  await handedOff([['d', state(2, 0)], ...steps, goesOn], [], parts, draws);
+  const said = { isEarly: false, queueUs: 7_000, prefillUs: 90_000, tailUs: 0 };
+  expect([parts, draws.given]).toEqual([[expect.objectContaining(said)], [[1], [2]]]);
+});
+
+it.each<[string, Step]>([
+  ['computes on is cancelled', ['p', 'cancelled']],
+  ['ends with less falls short of nothing', ['p', { ...state(0, 6), finishReason: 'prefilled' }]],
+])('the first token is here: a prefill worker that %s', async (_, step) => {
+  const parts: Took[] = [];
+  const told = await handedOff([['d', state(2, 0)], ['p', state(0, 4)], ['d', begun], step, goesOn], [], parts);
+  expect([told, parts]).toEqual([[[2, 8, 0]], []]);
 });
 
 it('says nothing of what did not come as it should', async () => {

@@ -90,7 +90,7 @@ export interface HandOffListener {
    * those that were there before all were computed.
    */
   firstToken(local: number, come: number, hidden: number): void;
-  /** Before the first token is passed on; of one that came as it should. */
+  /** Of one that came as it should: before the first token is passed on, or with the prefill side's last word, where that comes later. */
   took(took: Took): void;
   /** Blocks travelled so fast. */
   travelled(transfer: Transfer): void;
@@ -99,6 +99,8 @@ export interface HandOffListener {
 /** Of a request: what a leg of prefill has none of. */
 const ofTheAnswer = ['kvCacheReportMode', 'betweenMs'] as const;
 const ended = new KvError('CANCELLED', 'the hand-off is over');
+/** The prefill side's last word may come so much later than the token that its blocks made. */
+const lastWordMs = 50;
 
 export class HandOff {
   readonly #options: HandOffOptions;
@@ -121,6 +123,9 @@ export class HandOff {
   #came = 0;
   #cameHidden = 0;
   #fellShort = false;
+  /** When the last block was in at the decode side, and how long the rest of the prompt took; undefined: not known, or `took` is told. */
+  #tail: { readonly cameMs: number; readonly us: number } | undefined;
+  #lastWord: NodeJS.Timeout | undefined;
 
   constructor(options: HandOffOptions) {
     this.#options = options;
@@ -168,6 +173,7 @@ export class HandOff {
     } catch (error) {
       if (!early.isOver || signal.aborted) throw error;
     } finally {
+      clearTimeout(this.#lastWord);
       this.#over.abort(ended);
       this.#options.listener.pending(0);
       await this.#leg;
@@ -180,22 +186,38 @@ export class HandOff {
     this.#hasToken = true;
     const { split, blockTokens, listener } = this.#options;
     const had = cache === undefined ? this.#ready * blockTokens : cache.cachedTokens;
-    if (had < split.blocks * blockTokens && !this.#fellShort) listener.fellShort('decode-alone');
-    // Whatever a prefill worker still computes, nobody waits for it.
-    this.#over.abort(ended);
+    if (had < split.blocks * blockTokens && !this.#fellShort) {
+      this.#fellShort = true;
+      listener.fellShort('decode-alone');
+    }
     const local = this.#local ?? 0;
     const come = Math.max(Math.min(Math.floor(had / blockTokens), split.blocks) - local, 0);
     const hidden = Math.min(Math.max(this.#cameHidden - local, 0), come);
     listener.firstToken(local, come, hidden);
-    if (cache?.tailUs === undefined || this.#firstReadyMs === undefined || this.#allReadyMs === undefined) return;
-    const cameMs = performance.now() - cache.tailUs / 1000;
-    const [tookS, afterS] = [this.#firstReadyMs, this.#allReadyMs].map((ms) => Math.max(cameMs - ms, 0) / 1000);
-    listener.travelled({ blocks: come, lastBlocks: come - hidden, tookS: tookS!, afterS: afterS! });
+    if (cache?.tailUs !== undefined) {
+      const cameMs = performance.now() - cache.tailUs / 1000;
+      this.#tail = { cameMs, us: cache.tailUs };
+      if (this.#firstReadyMs !== undefined && this.#allReadyMs !== undefined) {
+        const [tookS, afterS] = [this.#firstReadyMs, this.#allReadyMs].map((ms) => Math.max(cameMs - ms, 0) / 1000);
+        listener.travelled({ blocks: come, lastBlocks: come - hidden, tookS: tookS!, afterS: afterS! });
+      }
+      this.#tellTook();
+    }
+    // Whatever a prefill worker still computes, nobody waits for it; what it has computed, it says in a moment.
+    if (this.#tail === undefined || this.#fellShort) this.#over.abort(ended);
+    else this.#lastWord = setTimeout(() => this.#over.abort(ended), lastWordMs);
+  }
+
+  /** Once both sides have said theirs. */
+  #tellTook(): void {
+    if (this.#tail === undefined || this.#allReadyMs === undefined) return;
     if (this.#prefilled === undefined || this.#admittedMs === undefined) return;
+    const { cameMs, us: tailUs } = this.#tail;
+    this.#tail = undefined;
     const admitUs = Math.round((this.#admittedMs - this.#begunMs) * 1_000);
-    const transferUs = Math.round(afterS! * 1e6);
+    const transferUs = Math.round(Math.max(cameMs - this.#allReadyMs, 0) * 1_000);
     const isEarly = this.#early!.isGiven;
-    listener.took({ isEarly, admitUs, ...this.#prefilled, transferUs, tailUs: cache.tailUs });
+    this.#options.listener.took({ isEarly, admitUs, ...this.#prefilled, transferUs, tailUs });
   }
 
   /** The leg of prefill, at one worker after another. Never throws. */
@@ -221,7 +243,7 @@ export class HandOff {
           listener.leg(split.prefill, false);
         }
       }
-      if (this.#over.signal.aborted || this.#early!.isOver) return;
+      if (this.#over.signal.aborted || this.#early!.isOver || this.#hasToken) return;
       if (why === undefined) return;
       this.#fellShort = true;
       listener.fellShort(why, error);
@@ -272,7 +294,7 @@ export class HandOff {
       isStalled = true;
       leg.abort(ended);
     }, times.stallMs);
-    const read = (event: GenerateEvent): void | Promise<void> => {
+    const read: OnEvent = (event: GenerateEvent) => {
       const { handOff, finishReason, cache, tokenIds } = event;
       if (cache !== undefined) this.#prefilled = { queueUs: cache.queueUs + cache.loadUs, prefillUs: cache.prefillUs };
       const now = Math.min(handOff?.readyBlocks ?? ready, blocks);
@@ -284,7 +306,11 @@ export class HandOff {
         this.#cameHidden = this.#came;
       }
       this.#ready = Math.max(this.#ready, ready);
-      if (tokenIds.length === 0 || this.#hasToken || this.#early!.isGiven) return undefined;
+      if (this.#hasToken) {
+        this.#tellTook();
+        return this.#tail === undefined ? false : undefined;
+      }
+      if (tokenIds.length === 0 || this.#early!.isGiven) return undefined;
       const taken = this.#early!.give(event);
       if (finishReason === '' && this.#early!.isGiven && !this.#early!.isOver) this.#tell(tokenIds[0]!);
       return taken;

@@ -65,7 +65,7 @@ export interface HandedOff {
   readonly prefill: string | undefined;
   /** Why it is less than was wanted, a word; undefined: it is not. */
   readonly degraded: string | undefined;
-  /** Known with the first token of a split. */
+  /** Known with the first token of a split, or a moment later. */
   readonly took?: Took | undefined;
 }
 

@@ -63,7 +63,10 @@ export function aloneTimes(question: Question): AloneTimes {
   return { plainS: begins + computeS + stepS(decode), computes, computeS };
 }
 
-/** `draws`: the prefill side computes what is behind the blocks, too, with the last of them. */
+/**
+ * `draws`: the prefill side computes what is behind the blocks, too, with the last of them. Asked of each worker for each request, so one
+ * plain literal, as in sides.ts.
+ */
 export function splitTimes(
   question: Question,
   prefill: Side,
@@ -100,8 +103,21 @@ export function splitTimes(
   const plainS = begunS + lastS;
   const pauseS = latestS + stepS(decode) + lastS - earlyS;
   return {
-    ...{ plainS, computes, computeS, prefill, blocks, lacks: blocks - held, travels, stepBlocks, tail, tailS },
-    ...{ firstS, arrivedS, isLinkBound: wireS > computedS, earlyS, pauseS },
+    plainS,
+    computes,
+    computeS,
+    prefill,
+    blocks,
+    lacks: blocks - held,
+    travels,
+    stepBlocks,
+    tail,
+    tailS,
+    firstS,
+    arrivedS,
+    isLinkBound: wireS > computedS,
+    earlyS,
+    pauseS,
   };
 }
 
