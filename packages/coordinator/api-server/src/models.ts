@@ -3,7 +3,8 @@
  * discovery names a worker of it, whether or not that worker answers now. One that has none any more can still be read: its requests
  * are not unknown, and may wait for the next worker.
  *
- * Invariant: a model's texts are read once, however many workers serve it; what cannot be read is told in one line and tried again.
+ * Invariants: a model's texts are read once, however many workers serve it; what cannot be read is told in one line and tried again. Changes
+ * of one turn are looked at together, as each look is one at all workers; who asks before sees the workers that there are.
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { KvError } from '@kvtier/errors';
@@ -55,6 +56,8 @@ export class Models {
   readonly #entries = new Map<string, Entry>();
   readonly #closing = new AbortController();
   #stopListening: (() => void) | undefined;
+  /** Workers changed, and are looked at when somebody asks, or then. */
+  #soon: NodeJS.Immediate | undefined;
   #version = 0;
   #wasWaiting = false;
   /** Told after each change, while it starts. */
@@ -70,13 +73,15 @@ export class Models {
    * @throws KvError MODEL when the only model there is cannot be served
    */
   async start(firstContactMs: number): Promise<void> {
-    this.#stopListening = this.#options.engines.onChange(() => this.#look());
+    this.#stopListening = this.#options.engines.onChange(() => {
+      this.#soon ??= setImmediate(() => this.#sync());
+    });
     this.#look();
     const end = performance.now() + firstContactMs;
     const isComing = (): boolean =>
       this.#options.engines.workers().some((worker) => worker !== undefined && worker.state !== 'refused');
     while (this.all().length === 0 && isComing() && performance.now() < end) {
-      for (const { problem } of this.#entries.values()) if (problem?.code === 'MODEL') throw problem;
+      for (const { problem } of this.#current.values()) if (problem?.code === 'MODEL') throw problem;
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, end - performance.now());
         this.#startChanged = () => {
@@ -90,6 +95,8 @@ export class Models {
 
   close(): void {
     this.#stopListening?.();
+    clearImmediate(this.#soon);
+    this.#soon = undefined;
     this.#closing.abort();
     this.#changed();
   }
@@ -97,27 +104,27 @@ export class Models {
   /** Those whose texts are there. */
   all(): Model[] {
     const models: Model[] = [];
-    for (const { model, leftAtMs } of this.#entries.values())
+    for (const { model, leftAtMs } of this.#current.values())
       if (model !== undefined && leftAtMs === undefined) models.push(model);
     return models;
   }
 
   get(name: string): Model | undefined {
-    const entry = this.#entries.get(name);
+    const entry = this.#current.get(name);
     return entry?.leftAtMs === undefined ? entry?.model : undefined;
   }
 
   /** Since when this model, or the last of any that has none, has no worker; undefined: it has, or never had. */
   leftAtMs(name?: string): number | undefined {
-    if (name !== undefined) return this.#entries.get(name)?.leftAtMs;
+    if (name !== undefined) return this.#current.get(name)?.leftAtMs;
     let last: number | undefined;
-    for (const { leftAtMs } of this.#entries.values()) if (leftAtMs !== undefined) last = Math.max(last ?? 0, leftAtMs);
+    for (const { leftAtMs } of this.#current.values()) if (leftAtMs !== undefined) last = Math.max(last ?? 0, leftAtMs);
     return last;
   }
 
   /** Names of the only workers that get this model's requests; undefined: all that serve it. */
   among(name: string): ReadonlySet<string> | undefined {
-    return this.#entries.get(name)?.among;
+    return this.#current.get(name)?.among;
   }
 
   /** As `all`. @throws KvError DISCONNECTED or MODEL: why there is none */
@@ -131,7 +138,7 @@ export class Models {
   /** Those that requests may name: those served, and those without a worker now, which say so (`hasLeft`). @throws as `served` */
   readable(): Model[] {
     const models: Model[] = [];
-    for (const { model, leftAtMs } of this.#entries.values()) {
+    for (const { model, leftAtMs } of this.#current.values()) {
       if (model === undefined) continue;
       const { text } = model;
       models.push(
@@ -148,14 +155,27 @@ export class Models {
 
   /** The texts of some model are being read: it will be served. */
   get isReading(): boolean {
-    for (const { model, problem } of this.#entries.values())
+    for (const { model, problem } of this.#current.values())
       if (model === undefined && problem === undefined) return true;
     return false;
   }
 
   /** Another one after each change of what is served, or may be. */
   get version(): number {
+    this.#sync();
     return this.#version;
+  }
+
+  get #current(): ReadonlyMap<string, Entry> {
+    this.#sync();
+    return this.#entries;
+  }
+
+  #sync(): void {
+    if (this.#soon === undefined) return;
+    clearImmediate(this.#soon);
+    this.#soon = undefined;
+    this.#look();
   }
 
   #changed(): void {

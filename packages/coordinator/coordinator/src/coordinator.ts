@@ -77,7 +77,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
       return (await Promise.all([...texts, picker?.metrics() ?? ''])).join('');
     },
   });
-  /** Takes `drainMs`, a second in which answers are told that they are cut, and what a worker that hangs may be asked (`askMs`) at most. */
+  /** Takes `drainMs`, and a second in which answers are told that they are cut, at most. */
   const end = async (): Promise<void> => {
     planner.close();
     copies.close();

@@ -6,7 +6,7 @@ import { nodeRecordSchema } from '@kvtier/config';
 import { factsOf, recordOf } from '@kvtier/dispatch/testing';
 import { KvEventPublisher } from '@kvtier/events';
 import { ChainHasher, hashKeyOf } from '@kvtier/identity';
-import { keysOfHashes } from '@kvtier/kv-index';
+import { IndexFeed, keysOfHashes } from '@kvtier/kv-index';
 import type { Worker, WorkerFacts } from '@kvtier/registry';
 import { createLogger } from '@kvtier/telemetry';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
@@ -116,6 +116,29 @@ describe('which models have an index', () => {
     become([worker(2, 'b', 'openai', 32)]);
     expect(held('b', 2).blocks).toBe(0);
     expect(lines.filter((line) => line.includes('anew'))).toEqual([]);
+  });
+
+  it('many changes of one turn are followed once: when somebody asks, or soon', async () => {
+    open([worker(0, 'a'), worker(1, 'a')]);
+    const follow = vi.spyOn(IndexFeed.prototype, 'follow');
+    try {
+      for (let i = 0; i < 100; i++) become([worker(0, 'a'), worker(2, 'a')]);
+      expect(follow).not.toHaveBeenCalled();
+      // Who asks sees what is.
+      indexes!.sent('a', 2, keys);
+      expect([held('a', 2).blocks, follow.mock.calls.length]).toEqual([6, 1]);
+      await new Promise(setImmediate);
+      expect(follow).toHaveBeenCalledTimes(1);
+      for (let i = 0; i < 100; i++) become([worker(0, 'a')]);
+      await new Promise(setImmediate);
+      expect(follow).toHaveBeenCalledTimes(2);
+      become([worker(1, 'a')]);
+      indexes!.close();
+      await new Promise(setImmediate);
+      expect([follow.mock.calls.length, indexes!.state()]).toEqual([2, {}]);
+    } finally {
+      follow.mockRestore();
+    }
   });
 
   it('what an index has counted stays counted when it ends', async () => {

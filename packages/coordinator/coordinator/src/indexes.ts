@@ -5,6 +5,9 @@
  *
  * A model with one worker of ours needs none: there is nothing to choose, and the worker itself says what it had. Of a pod nobody else can
  * say what it holds, and not every pod can tell of its blocks again when a second one comes; who plans by the share that is held asks, too.
+ *
+ * Each look at the workers is one at all of them, so that those that change in one turn are followed together, behind it. Invariant: who
+ * asks sees the workers that there are.
  */
 import type { EventAccess } from '@kvtier/config';
 import type { Held, Holdings } from '@kvtier/dispatch';
@@ -62,11 +65,15 @@ export class Indexes implements Holdings {
   /** By model. */
   readonly #made = new Map<string, Made>();
   readonly #stopListening: () => void;
+  /** Workers changed, and are followed when somebody asks, or then. */
+  #soon: NodeJS.Immediate | undefined;
   #past = sumOf([]);
 
   constructor(options: IndexesOptions) {
     this.#options = options;
-    this.#stopListening = options.fleet.onChange(() => this.#follow());
+    this.#stopListening = options.fleet.onChange(() => {
+      this.#soon ??= setImmediate(() => this.#sync());
+    });
     this.#follow();
   }
 
@@ -92,21 +99,33 @@ export class Indexes implements Holdings {
 
   /** By model. */
   state(): Readonly<Record<string, FeedState>> {
+    this.#sync();
     return Object.fromEntries([...this.#made].map(([model, { feed }]) => [model, feed.state()]));
   }
 
   /** Of indexes that have ended. */
   past(): FeedTotals {
+    this.#sync();
     return this.#past;
   }
 
   close(): void {
     this.#stopListening();
+    clearImmediate(this.#soon);
+    this.#soon = undefined;
     for (const model of [...this.#made.keys()]) this.#end(model);
   }
 
   #feedOf(model: string): IndexFeed | undefined {
+    this.#sync();
     return this.#made.get(model)?.feed;
+  }
+
+  #sync(): void {
+    if (this.#soon === undefined) return;
+    clearImmediate(this.#soon);
+    this.#soon = undefined;
+    this.#follow();
   }
 
   #follow(): void {

@@ -61,6 +61,31 @@ describe('the queue', () => {
     expect((await Promise.all(choices)).map(nameOf).sort()).toEqual(['a', 'b']);
   });
 
+  it('gives over several turns what would hold up everything else in one, and to each model something', async () => {
+    vi.useFakeTimers({ toFake: ['performance'] });
+    const { dispatcher, workers } = rig();
+    const names = Array.from({ length: 8 }, (_, i) => `w${i}`);
+    const all = [
+      ...names.map((name) => workers.add(name, {}, busy)),
+      ...['x', 'y'].map((name) => workers.add(name, { model: 'other' }, busy)),
+    ];
+    const long = { tokens: 10_000, ...alone };
+    const choices = names.map(() => dispatcher.choose(request(long), never));
+    choices.push(dispatcher.choose(request({ ...long, model: 'other' }), never));
+    await new Promise(setImmediate);
+    const sent = workers.sent.bind(workers);
+    workers.sent = (...given) => {
+      vi.advanceTimersByTime(6); // it takes so long
+      return sent(...given);
+    };
+    for (const { load } of all) load.tokensAhead = 0;
+    vi.advanceTimersByTime(10);
+    workers.told();
+    await new Promise(setImmediate);
+    expect([dispatcher.stats().given, workers.open.at(8)! + workers.open.at(9)!]).toEqual([3, 1]);
+    expect(new Set((await Promise.all(choices)).map(nameOf)).size).toBe(9);
+  });
+
   it('does not wait until a worker has nothing to do: a step ahead keeps it busy', async () => {
     const { dispatcher, workers } = rig();
     workers.add('a', {}, busy);
@@ -207,6 +232,19 @@ describe('the queue', () => {
     workers.changed();
     await expect(choice).rejects.toMatchObject({ code: 'DISCONNECTED' });
     expect(dispatcher.stats().waiting).toBe(0);
+  });
+
+  it.each([1, 2])('ends by its deadline, too, when %i of its two workers left and nobody has looked yet', (left) => {
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+    const { workers, dispatcher } = rig({ maxWaitMs: 20 });
+    for (const name of ['a', 'b']) workers.add(name, {}, busy);
+    const code = left === 1 ? 'BUSY' : 'DISCONNECTED';
+    const choice = expect(dispatcher.choose(request(), never)).rejects.toMatchObject({ code });
+    for (let number = 0; number < left; number++) workers.all[number] = undefined;
+    workers.changed();
+    vi.advanceTimersByTime(20);
+    expect(dispatcher.stats()).toMatchObject({ waiting: 0, saturated: 2 - left });
+    return choice;
   });
 
   it('gives a request that no pool can hold to a worker without requests', async () => {

@@ -4,7 +4,8 @@
  *     request ─► lane of its model ─► policy ─► worker          (policies that choose at once; a model with one worker)
  *                     └► queue ─► a worker is about to have nothing to do ─► worker    (`predicted`: late-binding.ts)
  *
- * Nothing is asked in turns: the queue is looked at when a worker's load or state changed and when a request ended.
+ * Nothing is asked in turns: the queue is looked at when a worker's load or state changed and when a request ended, and soon again where
+ * a look ended by its time.
  *
  * Invariants: a request is given only to a worker that is ready, serves its model, is allowed by `among` and `except`, and reads its
  * tokens as they were meant (`textDigest`); it is counted on that worker from the choice on until `ended`, once; the queue is bounded,
@@ -56,6 +57,8 @@ export interface DispatchStats {
 
 /** Between two looks at the queues, unless nothing was looked at for longer. */
 const lookMs = 2;
+/** After so much of one look each queue gives one request at most; the next look follows soon. */
+const sliceMs = 10;
 /** How often workers may turn to another role under one request that waits. */
 const maxTurns = 8;
 
@@ -187,6 +190,8 @@ export class Dispatcher implements Dispatch {
       const { firstTokenByMs = Number.POSITIVE_INFINITY } = pending.request;
       const waitMs = Math.min(this.#maxWaitMs, Math.max(firstTokenByMs - performance.now(), 1));
       const timer = setTimeout(() => {
+        this.#lanes.sync(); // a worker may have left since the last look
+        if (pending.settle === undefined) return;
         lane.refresh();
         const why = waitMs < this.#maxWaitMs ? 'before its first token was wanted' : `within ${waitMs / 1000} s`;
         leaveWith(this.#saturatedBy(lane, `no worker had room ${why}`));
@@ -256,6 +261,7 @@ export class Dispatcher implements Dispatch {
 
   #lookAtQueues(): void {
     const nowMs = performance.now();
+    let isOver = true;
     this.#lanes.sync();
     for (const lane of this.#lanes) {
       if (lane.queue === undefined) continue;
@@ -269,10 +275,15 @@ export class Dispatcher implements Dispatch {
         if (next === undefined) break;
         this.#left(lane, next.item);
         next.item.settle!(this.#give(lane, next.item, next.worker, nowMs, next.held));
+        if (performance.now() - nowMs > sliceMs) {
+          isOver = false;
+          break;
+        }
         lane.refresh();
       }
     }
     this.#lookedAtMs = performance.now();
+    if (!isOver) this.#wake();
   }
 
   /** Those that wait and for which `why` has a reason. */

@@ -4,7 +4,7 @@ import type { Dispatch, DispatchRequest } from '@kvtier/dispatch';
 import { Dispatcher } from '@kvtier/dispatch';
 import { FakeHoldings, FakeWorkers, recordOf } from '@kvtier/dispatch/testing';
 import type { Leaning } from '@kvtier/registry';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { plannerMetrics } from './metrics.ts';
 import { Planner } from './planner.ts';
 
@@ -108,6 +108,19 @@ describe('the load', () => {
     nowMs += 500;
     planner.tick();
     expect(planner.plans()[0]).toMatchObject({ isActive: false, prefill: { workers: 0 }, decode: { workers: 0 } });
+  });
+
+  it('reads what each worker has to do once a look', () => {
+    make({ roles: 'live' });
+    const reads = ['a', 'b', 'c'].map((name) => {
+      const worker = workers.add(name, { maxRunning: 8 }, { running: 2, usedBlocks: 8 });
+      const { load } = worker;
+      const read = vi.fn(() => load);
+      Object.defineProperty(worker, 'load', { get: read });
+      return read;
+    });
+    planner.tick();
+    expect(reads.map(({ mock }) => mock.calls.length)).toEqual([1, 1, 1]);
   });
 
   it('counts a request once, however often it is tried, and no prefill leg', async () => {

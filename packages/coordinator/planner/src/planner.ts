@@ -12,7 +12,7 @@
  */
 import type { PlannerConfig } from '@kvtier/config';
 import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
-import type { Leaning, Worker } from '@kvtier/registry';
+import type { Leaning, Worker, WorkerLoad } from '@kvtier/registry';
 import { type Level, leanWorkers } from './leaning.ts';
 import { type LoadFigures, type Plan, planWorkers, type WorkerRates } from './plan.ts';
 import { SlidingSums } from './sliding-sums.ts';
@@ -53,6 +53,12 @@ const assumedRates: WorkerRates = {
 };
 /** What a level has to differ by, in workers. */
 const band = 0.6;
+
+/** A worker at one look: its load is summed up anew each time that it is read. */
+interface Seen {
+  readonly worker: Worker;
+  readonly load: WorkerLoad;
+}
 
 interface Entry {
   readonly sums: SlidingSums<(typeof names)[number]>;
@@ -104,11 +110,14 @@ export class Planner {
     const nowMs = this.#now();
     const passedS = Math.min((nowMs - (this.#tickedMs ?? nowMs)) / 1_000, mostTickS);
     this.#tickedMs = nowMs;
-    const byModel = new Map<string, Worker[]>();
+    const byModel = new Map<string, Seen[]>();
     for (const worker of this.#options.workers.workers()) {
       const model = worker?.facts?.model;
       if (worker === undefined || model === undefined || worker.state !== 'ready') continue;
-      byModel.set(model, [...(byModel.get(model) ?? []), worker]);
+      const seen = { worker, load: worker.load };
+      const others = byModel.get(model);
+      if (others === undefined) byModel.set(model, [seen]);
+      else others.push(seen);
     }
     for (const model of byModel.keys()) this.#entryOf(model, nowMs);
     for (const [model, entry] of this.#entries) this.#plan(model, entry, byModel.get(model) ?? [], passedS, nowMs);
@@ -161,7 +170,7 @@ export class Planner {
     return entry;
   }
 
-  #plan(model: string, entry: Entry, workers: readonly Worker[], passedS: number, nowMs: number): void {
+  #plan(model: string, entry: Entry, workers: readonly Seen[], passedS: number, nowMs: number): void {
     const { config } = this.#options;
     const { sums } = entry;
     sums.add('outputTokens', passedS * outputTokensPerS(workers), nowMs);
@@ -178,16 +187,18 @@ export class Planner {
     const plan = planWorkers(load, entry.rates, targets);
     if (config.roles === 'live') this.#lean(entry, plan, workers, nowMs);
     const present = { prefill: 0, decode: 0, mixed: 0 };
-    for (const { record, leaning } of workers) present[record.role === 'both' ? (leaning ?? 'mixed') : record.role]++;
+    for (const { worker } of workers) {
+      const { record, leaning } = worker;
+      present[record.role === 'both' ? (leaning ?? 'mixed') : record.role]++;
+    }
     entry.plan = { ...plan, model, load, rates: entry.rates, isActive, present };
   }
 
-  #lean(entry: Entry, { prefill, decode }: Plan, workers: readonly Worker[], nowMs: number): void {
-    const ofRole = (role: string): Worker[] => workers.filter(({ record }) => record.role === role);
+  #lean(entry: Entry, { prefill, decode }: Plan, workers: readonly Seen[], nowMs: number): void {
+    const ofRole = (role: string): Seen[] => workers.filter(({ worker }) => worker.record.role === role);
     const { held, byNumber } = leanWorkers(
       {
-        both: ofRole('both').map(({ number, leaning, load }) => {
-          const { running, tokensAhead } = load;
+        both: ofRole('both').map(({ worker: { number, leaning }, load: { running, tokensAhead } }) => {
           return { number, leaning, running, tokensAhead };
         }),
         prefillOnly: ofRole('prefill').length,
@@ -218,7 +229,7 @@ function loadOf(sums: Entry['sums'], nowMs: number): LoadFigures {
   };
 }
 
-function outputTokensPerS(workers: readonly Worker[]): number {
+function outputTokensPerS(workers: readonly Seen[]): number {
   let sum = 0;
   for (const { load } of workers) {
     const stepS = load.stepS + load.stepPerRequestS * load.running;
@@ -228,8 +239,8 @@ function outputTokensPerS(workers: readonly Worker[]): number {
 }
 
 /** Of the mean worker; what none has measured stays as it was. */
-function ratesOf(workers: readonly Worker[], before: WorkerRates): WorkerRates {
-  const mean = (read: (worker: Worker) => number, otherwise: number): number => {
+function ratesOf(workers: readonly Seen[], before: WorkerRates): WorkerRates {
+  const mean = (read: (seen: Seen) => number, otherwise: number): number => {
     const known = workers.map(read).filter((value) => value > 0 && Number.isFinite(value));
     return known.length === 0 ? otherwise : known.reduce((all, one) => all + one, 0) / known.length;
   };
@@ -244,8 +255,8 @@ function ratesOf(workers: readonly Worker[], before: WorkerRates): WorkerRates {
 }
 
 /** Streams at once: places, and as many as have room if each has as many blocks as those that run. 0: not known. */
-function placesOf({ facts, load: { running, usedBlocks } }: Worker): number {
-  const { totalBlocks = 0, maxRunning } = facts ?? {};
+function placesOf({ worker, load: { running, usedBlocks } }: Seen): number {
+  const { totalBlocks = 0, maxRunning } = worker.facts ?? {};
   const room = running > 0 && usedBlocks > 0 && totalBlocks > 0 ? totalBlocks / (usedBlocks / running) : 0;
   if (maxRunning === undefined) return room;
   return room > 0 ? Math.min(maxRunning, room) : maxRunning;

@@ -236,9 +236,9 @@ export class EngineCalls extends EngineQuestions {
     return description;
   }
 
-  close(): void {
+  override close(): void {
     this.#shared?.cut(new KvError('CANCELLED', `engine at ${this.address}: its line is closed`));
-    this.clients.close();
+    super.close();
   }
 }
 

@@ -3,7 +3,7 @@
  *
  * Invariant: every question has a deadline; who does not answer by then is the same as nobody there.
  */
-import { Metadata, type ServiceError, status } from '@grpc/grpc-js';
+import { type ClientUnaryCall, Metadata, type ServiceError, status } from '@grpc/grpc-js';
 import { KvError } from '@kvtier/errors';
 import {
   type Description,
@@ -32,6 +32,7 @@ export class EngineQuestions {
   protected readonly address: string;
   protected readonly unaryDeadlineMs: number;
   readonly #describeDeadlineMs: number;
+  readonly #asked = new Set<ClientUnaryCall>();
 
   constructor({ address, tls, unaryDeadlineMs = 2_000, describeDeadlineMs = unaryDeadlineMs }: EngineQuestionsOptions) {
     this.address = address;
@@ -115,18 +116,30 @@ export class EngineQuestions {
     return answer.left;
   }
 
+  /** Questions without an answer end: closing a connection lets them wait for their deadlines. */
+  close(): void {
+    for (const call of this.#asked) call.cancel();
+    this.clients.close();
+  }
+
   #unary<T>(
-    start: (client: EngineClient, deadline: Date, done: (error: ServiceError | null, value: T) => void) => unknown,
+    start: (
+      client: EngineClient,
+      deadline: Date,
+      done: (error: ServiceError | null, value: T) => void,
+    ) => ClientUnaryCall,
     deadlineMs = this.unaryDeadlineMs,
   ): Promise<T> {
     const connection = this.clients.begin();
     return new Promise<T>((resolve, reject) => {
-      start(connection.client, deadlineAfter(deadlineMs), (error, value) => {
+      const call = start(connection.client, deadlineAfter(deadlineMs), (error, value) => {
+        this.#asked.delete(call);
         this.clients.end(connection, error?.code === status.DEADLINE_EXCEEDED);
         if (error) return reject(error);
         this.clients.answered();
         resolve(value);
       });
+      this.#asked.add(call);
     }).catch((error: unknown) => {
       const failure = this.describeFailure(fromStatus(error));
       // Nobody answers: for a client of the API server that is the same as nobody there.

@@ -5,7 +5,8 @@
  *     Discovery ──Membership──▶ Fleet ──▶ member (a number, a record) ──▶ line: kvtier (gRPC) or openai (HTTP)
  *
  * Invariants: a worker gets requests only while it answers, says what can be, and agrees with the others of its model; what is wrong with
- * one disturbs no other. One that discovery drops, and that still answers, ends what it has first. At most `maxWorkers` are known.
+ * one disturbs no other. One that discovery drops, and that still answers, ends what it has first. At most `maxWorkers` are known. A number
+ * stands for nobody else while a request may still mean who had it: a choice is a number, and what is done about it may take a while.
  */
 import { randomBytes } from 'node:crypto';
 import type { Membership, WorkerRecord } from '@kvtier/config';
@@ -37,6 +38,11 @@ export interface FleetOptions {
   readonly guessedPrefillTokensPerS?: number;
 }
 
+/** Longer than the legs of one request take, unless far longer ones are configured. */
+const freeMs = 600_000;
+/** Numbers at most, for each worker that there may be: many that come and go share what time there is. */
+const numbersPerWorker = 4;
+
 export class Fleet {
   readonly counts: FleetCounts = { ready: 0, lost: 0, refused: 0, restarted: 0 };
   readonly #options: FleetOptions;
@@ -49,8 +55,10 @@ export class Fleet {
   readonly #loadListeners = new Set<() => void>();
   #byNumber: (Member | undefined)[] = [];
   /** By model, until somebody tells his load. */
+  readonly #usualRates = new Map<string, number>();
   readonly #usualLoads = new Map<string, readonly number[]>();
-  readonly #freeNumbers: number[] = [];
+  /** In the order in which they came free. */
+  readonly #freeNumbers: { readonly number: number; readonly atMs: number }[] = [];
   #discovery: Discovery | undefined;
   #problem: string | undefined;
   #nodes: Membership['nodes'] = [];
@@ -194,28 +202,30 @@ export class Fleet {
       records.set(key, record);
     }
     // Who goes, before who comes: a name may move to another address.
-    const freed: number[] = [];
+    const freed: Member[] = [];
     for (const [key, member] of this.#members) {
       if (records.has(key)) continue;
       member.leave();
-      if (member.gone) freed.push(this.#remove(key, member));
+      if (!member.gone) continue;
+      this.#remove(key, member);
+      freed.push(member);
     }
     for (const [key, record] of records) {
       const member = this.#members.get(key);
       if (member) member.rename(record);
       else this.#add(key, record);
     }
-    this.#freeNumbers.push(...freed); // for those that come later: a policy hears first that the number is free
+    for (const member of freed) this.#free(member); // for those that come later: a policy hears first that the number is free
     this.#settleNames();
     this.#changed();
   }
 
   #add(key: string, record: WorkerRecord): void {
-    const number = this.#freeNumbers.shift() ?? this.#byNumber.length;
+    const number = this.#nextNumber();
     const host: MemberHost = {
       changed: () => this.#changed(),
       told: () => {
-        this.#usualLoads.clear();
+        this.#forgetUsual();
         for (const listener of this.#loadListeners) listener();
       },
       conflict: (member, facts) => this.#conflict(member, facts),
@@ -226,10 +236,10 @@ export class Fleet {
       logger: this.#options.logger,
       left: (member) => {
         if (this.#members.get(key) !== member) return;
-        const free = this.#remove(key, member);
+        this.#remove(key, member);
         this.#settleNames();
         this.#changed();
-        this.#freeNumbers.push(free);
+        this.#free(member);
       },
     };
     const member = new Member(number, record, host);
@@ -237,11 +247,23 @@ export class Fleet {
     this.#byNumber[number] = member;
   }
 
-  #remove(key: string, member: Member): number {
+  #remove(key: string, member: Member): void {
     this.#members.delete(key);
     this.#byNumber[member.number] = undefined;
     void member.close();
-    return member.number;
+  }
+
+  #free({ number }: Member): void {
+    this.#freeNumbers.push({ number, atMs: performance.now() });
+  }
+
+  #nextNumber(): number {
+    const next = this.#byNumber.length;
+    const [oldest] = this.#freeNumbers;
+    if (oldest === undefined) return next;
+    if (performance.now() - oldest.atMs < freeMs && next < numbersPerWorker * this.#maxWorkers) return next;
+    this.#freeNumbers.shift();
+    return oldest.number;
   }
 
   /** Of several workers of one name the first that came has it, until it goes. */
@@ -275,16 +297,23 @@ export class Fleet {
     return undefined;
   }
 
+  /** Who asks has not measured, and so is none of those that it is the mean of. */
   #usualPrefillTokensPerS(of: Member): number {
-    let sum = 0;
-    let measured = 0;
-    for (const member of this.#members.values()) {
-      const rate = member.measuredPrefillTokensPerS;
-      if (member === of || rate === 0 || member.facts?.model !== of.facts?.model) continue;
-      sum += rate;
-      measured++;
+    const model = of.facts?.model ?? '';
+    let usual = this.#usualRates.get(model);
+    if (usual === undefined) {
+      let sum = 0;
+      let measured = 0;
+      for (const member of this.#members.values()) {
+        const rate = member.measuredPrefillTokensPerS;
+        if (rate === 0 || member.facts?.model !== model) continue;
+        sum += rate;
+        measured++;
+      }
+      usual = measured === 0 ? (this.#options.guessedPrefillTokensPerS ?? 2_000) : sum / measured;
+      this.#usualRates.set(model, usual);
     }
-    return measured === 0 ? (this.#options.guessedPrefillTokensPerS ?? 2_000) : sum / measured;
+    return usual;
   }
 
   #usualLoadBlocksPerS(of: Member): readonly number[] {
@@ -301,8 +330,13 @@ export class Fleet {
     return usual;
   }
 
-  #changed(): void {
+  #forgetUsual(): void {
+    this.#usualRates.clear();
     this.#usualLoads.clear();
+  }
+
+  #changed(): void {
+    this.#forgetUsual();
     if (this.#closed) return;
     for (const listener of [...this.#listeners]) listener();
   }

@@ -1,5 +1,6 @@
 /** A line to one of our own workers that is closed at an awkward moment. */
 import { mkdtempSync, rmSync } from 'node:fs';
+import { createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
@@ -94,4 +95,25 @@ it('closed between what the worker is and its load: the line is over, and nothin
   // What still looked for its silence would throw in a turn of its own.
   await new Promise((resolve) => setTimeout(resolve, 3 * silentMs));
   expect(told).toEqual([]);
+});
+
+it('closed while a worker that hangs is asked what it is: nobody waits for its answer', async () => {
+  const sockets: Socket[] = [];
+  const server = createServer((socket) => void sockets.push(socket));
+  await new Promise<void>((resolve) => server.listen(`${dir}/hangs.sock`, resolve));
+  const askMs = 4_000;
+  const link = new KvtierLink({
+    ...{ name: 'engine', address: `unix:${dir}/hangs.sock`, sender: 's', media: [], tls: undefined },
+    ...{ host: calm, times: { ...linkTimes, askMs } },
+  });
+  try {
+    link.start();
+    while (sockets.length === 0) await new Promise(setImmediate);
+    const fromMs = performance.now();
+    await link.close();
+    expect(performance.now() - fromMs).toBeLessThan(askMs / 2);
+  } finally {
+    for (const socket of sockets) socket.destroy();
+    server.close();
+  }
 });

@@ -2,6 +2,7 @@
 import { createLogger } from '@kvtier/telemetry';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Fleet } from './fleet.ts';
+import { Member } from './member.ts';
 import { Pod, type PodRequest } from './testing/pod.ts';
 import { SpokenDiscovery } from './testing/rig.ts';
 import type { Worker } from './worker.ts';
@@ -336,6 +337,10 @@ vllm:inter_token_latency_seconds_sum 1
 vllm:inter_token_latency_seconds_count 50
 `;
   await vi.waitFor(() => expect(worker().load).toMatchObject({ prefillTokensPerS: 4_000, stepS: 0.02 }), patience);
+  // Nobody else is asked.
+  const looks = vi.spyOn(Member.prototype, 'measuredPrefillTokensPerS', 'get');
+  expect([worker().load.prefillTokensPerS, looks.mock.calls.length]).toEqual([4_000, 0]);
+  looks.mockRestore();
 });
 
 it('one that discovery drops ends what it has', async () => {

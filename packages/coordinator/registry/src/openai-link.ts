@@ -64,7 +64,8 @@ export class OpenaiLink implements Link {
 
   load(): WorkerLoad {
     const { host } = this.#options;
-    const load = this.#pod.load(this.#totalBlocks, host.usualPrefillTokensPerS());
+    const prefillTokensPerS = this.#pod.prefillTokensPerS || host.usualPrefillTokensPerS();
+    const load = this.#pod.load(this.#totalBlocks, prefillTokensPerS);
     const usual = this.#blockTokens > 0 ? host.usualLoadBlocksPerS() : undefined;
     if (usual === undefined) return load;
     const computedBlocksPerS = load.prefillTokensPerS / this.#blockTokens;
