@@ -68,3 +68,28 @@ it('its end ends the tries', async () => {
   await tier.close();
   expect(clock.pending).toBe(0);
 });
+
+it('its end waits a second for an opening that is under way, and what comes after that is closed', async () => {
+  const clock = new ManualClock();
+  const inner = new SteppedTier('redis', new ModelArena(2));
+  const close = vi.spyOn(inner, 'close');
+  let come: (tier: typeof inner) => void = () => {};
+  const open = vi
+    .fn()
+    .mockRejectedValueOnce(new KvError('IO', 'not there; start it', { retry: true }))
+    .mockReturnValue(new Promise((resolve) => (come = resolve)));
+  const tier = await openOrLater({ ...common, open, clock });
+  clock.advance(1_000);
+  expect(open).toHaveBeenCalledTimes(2);
+  let isClosed = false;
+  const closing = tier.close().then(() => (isClosed = true));
+  clock.advance(999);
+  await settled();
+  expect(isClosed).toBe(false);
+  clock.advance(1);
+  await closing;
+  expect([clock.pending, close.mock.calls.length]).toEqual([0, 0]);
+  come(inner);
+  await settled();
+  expect([close.mock.calls.length, tier.stats().inService]).toEqual([1, false]);
+});

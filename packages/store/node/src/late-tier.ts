@@ -21,6 +21,8 @@ import { followInPages, Slices } from '@kvtier/tiers';
 
 const firstPauseMs = 1_000;
 const longestPauseMs = 60_000;
+/** The node's end waits so long for an opening that is under way. */
+const closingMs = 1_000;
 
 export interface LateTierOptions {
   readonly name: string;
@@ -136,8 +138,13 @@ class LateTier implements Tier {
   async close(): Promise<void> {
     this.#closed = true;
     this.#cancelPause();
-    await this.#opening;
     this.#slices.clear();
+    let cancel = (): void => {};
+    const limit = new Promise<void>((resolve) => {
+      cancel = this.#options.clock.after(closingMs, resolve);
+    });
+    await Promise.race([this.#opening, limit]);
+    cancel();
     await this.#tier?.close();
   }
 
@@ -151,7 +158,12 @@ class LateTier implements Tier {
   /** Never rejects. */
   async #try(): Promise<void> {
     try {
-      this.#tier = await this.#options.open();
+      const tier = await this.#options.open();
+      if (this.#closed) {
+        await tier.close(); // nobody waits for it any more
+        return;
+      }
+      this.#tier = tier;
     } catch (error) {
       this.#reason = KvError.from(error).message;
       if (!this.#closed) this.#tryLater();

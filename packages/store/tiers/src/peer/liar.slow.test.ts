@@ -6,6 +6,7 @@ import { afterEach, beforeEach, expect, it } from 'vitest';
 import { Slices } from '../kit/slices.ts';
 import { hashNamed, namespaceNamed, TestBench } from '../kit/testing/objects.ts';
 import { type Control, greet } from './control.ts';
+import { encode } from './frames.ts';
 import { fetchingTier, loopsOf, sharedSecret, until } from './testing/peer-pair.ts';
 
 const space = namespaceNamed('one');
@@ -95,6 +96,26 @@ it.each([
   const tier = fetchingTier(bench, loops, [port], { readLimitMs: 2000, streams: 1 });
   await until('it is there', () => tier.lookup(space, hashes) === 4 && tier.stats().detail!.usable_peers === 1);
   for (const status of await bench.read(tier, space, hashes, 8000)) expect(status).not.toBe('ready');
+  await tier.close();
+  await loops.close();
+});
+
+it('one whose connection ends right behind its welcome is dialled again', async () => {
+  let dialled = 0;
+  const port = await listen((socket) => {
+    dialled++;
+    void greet(socket, sharedSecret(), 7n, new Slices(), () => {}).then(
+      () => {
+        const welcome = encode({ kind: 'welcome', session, dataPort: 1, heartbeatMs: 60_000 });
+        socket.write(Buffer.concat([welcome, Buffer.alloc(8, 0xff)])); // and a message that is longer than any
+      },
+      () => {},
+    );
+  });
+  const loops = loopsOf(bench, sharedSecret());
+  const tier = fetchingTier(bench, loops, [port]);
+  await until('it is dialled twice more', () => dialled >= 3);
+  expect(tier.stats().outOfServiceReason).toContain('a message longer than any');
   await tier.close();
   await loops.close();
 });

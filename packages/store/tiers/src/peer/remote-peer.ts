@@ -169,7 +169,13 @@ export class RemotePeer<Blocks extends FetchBlocks> {
     this.#dialing = undefined;
     const host = control.socket.remoteAddress ?? '';
     if (this.#closed || isIP(host) === 0) {
-      control.end(new KvError('DISCONNECTED', 'peer: this node is closing'));
+      const why = this.#closed ? 'this node is closing' : "it ended the connection; see the peer's log";
+      control.end(new KvError('DISCONNECTED', `peer: ${why}`));
+      // What ended it first, between its last word of the handshake and this.
+      control.onEnd((error) => {
+        this.#note(error);
+        this.#later();
+      });
       return;
     }
     this.#session = { control, host, dataPort, session, dataKey };

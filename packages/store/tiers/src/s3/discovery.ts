@@ -10,6 +10,7 @@
 import { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
 import { type Log, SliceTimer } from '@kvtier/runtime';
+import { settled } from '../kit/settled.ts';
 import type { ListedObject } from './answers.ts';
 import type { S3Plan } from './options.ts';
 import { decodePackTable, type PackTable, packHeaderBytes, packTableBytesOf } from './pack-format.ts';
@@ -23,6 +24,10 @@ export const packKey = (slot: number): string => packsBelow + String(slot).padSt
 const firstReadBytes = 16 << 10;
 /** Tables read, and packs deleted, at one time. */
 const requestsAtOnce = 8;
+/** So many tables in a row that are not answered for: it is the server, and no pack's own fault. */
+const silencesMax = 2 * requestsAtOnce;
+/** A pack whose table could not be read is left alone for so many passes. */
+const passesLeftAlone = 10;
 
 export interface DiscoveryOptions {
   readonly plan: S3Plan;
@@ -41,22 +46,30 @@ interface Found {
 
 export class Discovery {
   readonly #options: DiscoveryOptions;
-  /** Slots that nothing is in, as far as this node knows. */
+  /** Slots that nothing is in, as far as this node knows: none before the first listing. */
   readonly free: SlotSet;
   /** This node writes or deletes there now. */
   readonly busy = new Set<number>();
   /** Not ours, or damaged and refused deletion: by slot, the ETag, so that each is looked at once. */
   readonly #foreign = new Map<number, string>();
   #otherForeign = 0;
+  /** Packs whose tables could not be read: by slot, the ETag, and the pass that looks again. */
+  readonly #unreadable = new Map<number, { readonly etag: string; readonly nextPass: number }>();
   #pages = 0;
+  #passes = 0;
+  #silences = 0;
 
   constructor(options: DiscoveryOptions) {
     this.#options = options;
-    this.free = new SlotSet(options.plan.packCount, true);
+    this.free = new SlotSet(options.plan.packCount);
   }
 
   get foreignCount(): number {
     return this.#foreign.size + this.#otherForeign;
+  }
+
+  get unreadableCount(): number {
+    return this.#unreadable.size;
   }
 
   /** A listing costs a request for every thousand packs: large buckets are listed less often. */
@@ -64,28 +77,47 @@ export class Discovery {
     return this.#pages;
   }
 
-  /** One pass. KvError when the bucket cannot be listed or a table not be read. */
-  async refresh(deadlineMs: number): Promise<void> {
+  /**
+   * One pass; `onListed`: the bucket is listed, and its new packs are read from now on. However many these are, each request has its
+   * own limit. KvError when the bucket cannot be listed, or when no table can be read any more.
+   */
+  async refresh(onListed: () => void = () => {}): Promise<void> {
     const { index, log, onEvicted } = this.#options;
-    const changes = index.watch();
+    this.#passes++;
+    this.#silences = 0;
+    const { unknown, expired } = await this.#compare();
+    onListed();
+    await this.#each(expired, async ({ slot, object }) => {
+      const pack = index.packs.get(slot);
+      if (this.busy.has(slot) || pack?.etag !== object.etag) return;
+      onEvicted(index.drop(pack));
+      await this.#delete(slot);
+    });
+    let failures = 0;
+    let reason = '';
+    await this.#each(unknown, async (found) => {
+      const failure = await this.#meet(found);
+      if (failure === undefined) return;
+      failures++;
+      reason = failure.message;
+    });
+    if (failures > 0) log.warn({ packs: failures, reason }, 's3: packs that cannot be read are left alone for a while');
+    if (this.foreignCount > 0)
+      log.info({ foreign: this.foreignCount }, 's3: objects under our prefix that are not ours are left alone');
+    if (this.#silences >= silencesMax) throw new KvError('IO', `s3: no table can be read: ${reason}`, { retry: true });
+  }
+
+  async #compare(): Promise<{ unknown: Found[]; expired: Found[] }> {
+    const changes = this.#options.index.watch();
     try {
-      const { unknown, expired } = await this.#compare(changes.slots, deadlineMs);
-      await this.#each(expired, async ({ slot, object }) => {
-        const pack = index.packs.get(slot);
-        if (this.busy.has(slot) || pack?.etag !== object.etag) return;
-        onEvicted(index.drop(pack));
-        await this.#delete(slot, deadlineMs);
-      });
-      await this.#each(unknown, (found) => this.#meet(found, deadlineMs));
+      return await this.#follow(changes.slots);
     } finally {
       changes.end();
     }
-    if (this.foreignCount > 0)
-      log.info({ foreign: this.foreignCount }, 's3: objects under our prefix that are not ours are left alone');
   }
 
-  /** Lists, and follows: a page at a time, then the rest in slices. `changed`: packs that this node brought or took meanwhile. */
-  async #compare(changed: Set<number>, deadlineMs: number): Promise<{ unknown: Found[]; expired: Found[] }> {
+  /** Lists, and follows, in slices. `changed`: packs that this node brought or took meanwhile. */
+  async #follow(changed: Set<number>): Promise<{ unknown: Found[]; expired: Found[] }> {
     const { plan, api, index } = this.#options;
     const busyBefore = new Set(this.busy);
     // What this node began or ended meanwhile is newer than the listing.
@@ -99,9 +131,11 @@ export class Discovery {
     const expired: Found[] = [];
     let pages = 0;
     let foreign = 0;
-    for await (const { objects, serverMs } of api.pages(packsBelow, deadlineMs)) {
+    const timer = new SliceTimer();
+    for await (const { objects, serverMs } of api.pages(packsBelow, () => this.#deadlineMs())) {
       pages++;
       for (const object of objects) {
+        if (timer.due) await timer.next(); // packs that go have blocks, of each of which others are told
         const slot = slotOf(object.key);
         if (slot === undefined) {
           foreign++;
@@ -109,6 +143,9 @@ export class Discovery {
         }
         listed.add(slot);
         if (this.#foreign.get(slot) !== object.etag) this.#foreign.delete(slot);
+        const unreadable = this.#unreadable.get(slot);
+        if (unreadable !== undefined && unreadable.etag !== object.etag) this.#unreadable.delete(slot);
+        else if (unreadable !== undefined && unreadable.nextPass > this.#passes) continue;
         if (isOlder(slot) || this.#foreign.has(slot)) continue;
         const found = { slot, object, serverMs };
         const pack = index.packs.get(slot);
@@ -122,12 +159,12 @@ export class Discovery {
     }
     this.#pages = pages;
     this.#otherForeign = foreign;
-    const timer = new SliceTimer();
     for (const pack of index.packs.values()) {
       if (!listed.has(pack.slot) && !isOlder(pack.slot)) drop(pack);
       if (timer.due) await timer.next();
     }
-    for (const slot of this.#foreign.keys()) if (!listed.has(slot)) this.#foreign.delete(slot);
+    for (const slots of [this.#foreign, this.#unreadable])
+      for (const slot of slots.keys()) if (!listed.has(slot)) slots.delete(slot);
     for (const slot of listed.alike(this.free)) {
       if (isOlder(slot)) continue;
       if (listed.has(slot)) this.free.delete(slot);
@@ -141,12 +178,19 @@ export class Discovery {
     return serverMs !== undefined && object.modifiedMs < serverMs - this.#options.plan.ttlMs;
   }
 
+  /** Ends early when the server is gone: the rest is for a later pass. */
   async #each(all: readonly Found[], act: (found: Found) => Promise<void>): Promise<void> {
+    const { api } = this.#options;
     let next = 0;
     const worker = async (): Promise<void> => {
-      while (next < all.length) await act(all[next++]!);
+      while (next < all.length && api.suspended === undefined && this.#silences < silencesMax) await act(all[next++]!);
     };
-    await Promise.all(Array.from({ length: Math.min(requestsAtOnce, all.length) }, worker));
+    await settled(Array.from({ length: Math.min(requestsAtOnce, all.length) }, worker));
+  }
+
+  /** Of one request with its tries. */
+  #deadlineMs(): number {
+    return performance.now() + this.#options.plan.timeLimitMs;
   }
 
   /** The table of the pack in a slot; undefined: it is gone, or replaced by another. */
@@ -158,45 +202,58 @@ export class Discovery {
     const { api } = this.#options;
     if (object.bytes < packHeaderBytes) return 'foreign';
     const start = Buffer.alloc(Math.min(firstReadBytes, object.bytes));
-    if (!(await api.get(packKey(slot), object.etag, 0, [start], deadlineMs))) return undefined;
+    // A table that fails says nothing of the server: it may be a pack that was put away, and their listing is counted.
+    if (!(await api.get(packKey(slot), object.etag, 0, [start], deadlineMs, false))) return undefined;
     const tableBytes = packTableBytesOf(start);
     if (typeof tableBytes === 'string') return tableBytes;
     if (tableBytes > object.bytes) return 'damaged';
     if (tableBytes <= start.length) return decodePackTable(start.subarray(0, tableBytes), object.bytes);
     const rest = Buffer.alloc(tableBytes - start.length);
-    if (!(await api.get(packKey(slot), object.etag, start.length, [rest], deadlineMs))) return undefined;
+    if (!(await api.get(packKey(slot), object.etag, start.length, [rest], deadlineMs, false))) return undefined;
     return decodePackTable(Buffer.concat([start, rest]), object.bytes);
   }
 
-  /** An object in a slot that this node knows nothing of. */
-  async #meet(found: Found, deadlineMs: number): Promise<void> {
+  /** An object in a slot that this node knows nothing of. Returns why it cannot be read and is left alone. */
+  async #meet(found: Found): Promise<KvError | undefined> {
     const { slot, object, serverMs } = found;
-    const { plan, index, log } = this.#options;
-    const table = await this.readTable(slot, object, deadlineMs);
-    if (table === undefined || this.busy.has(slot) || index.packs.has(slot)) return;
+    const { plan, api, index, log } = this.#options;
+    let table: PackTable | 'foreign' | 'damaged' | undefined;
+    try {
+      table = await this.readTable(slot, object, this.#deadlineMs());
+    } catch (error) {
+      if (!(error instanceof KvError)) throw error;
+      if (api.suspended !== undefined) return undefined; // the server is gone, and nothing is known of this pack
+      this.#silences = error.retry ? this.#silences + 1 : 0;
+      this.#unreadable.set(slot, { etag: object.etag, nextPass: this.#passes + passesLeftAlone });
+      return error;
+    }
+    this.#silences = 0;
+    this.#unreadable.delete(slot);
+    if (table === undefined || this.busy.has(slot) || index.packs.has(slot)) return undefined;
     if (table === 'foreign') {
       this.#foreign.set(slot, object.etag);
-      return;
+      return undefined;
     }
     const isBeyond = slot >= plan.packCount || object.bytes > plan.packBytes; // of a larger budget, before
     if (table === 'damaged' || isBeyond || this.#isExpired(found)) {
       if (table === 'damaged') log.warn({ key: packKey(slot) }, 's3: a pack whose table is damaged is removed');
-      await this.#delete(slot, deadlineMs);
-      return;
+      await this.#delete(slot);
+      return undefined;
     }
     const ageMs = Math.max(0, (serverMs ?? object.modifiedMs) - object.modifiedMs);
     const lastUseMs = performance.now() - ageMs;
     index.add({ slot, etag: object.etag, bytes: object.bytes, lastUseMs }, table.records);
+    return undefined;
   }
 
   /**
    * Delete what is in a slot. Races are harmless: another node may have deleted it before us and put a new pack there, which
    * then goes instead. Its blocks become misses; no key ever holds two objects, so the budget holds either way.
    */
-  async #delete(slot: number, deadlineMs: number): Promise<void> {
+  async #delete(slot: number): Promise<void> {
     this.busy.add(slot);
     try {
-      await this.#options.api.delete(packKey(slot), deadlineMs);
+      await this.#options.api.delete(packKey(slot), this.#deadlineMs());
       if (slot < this.#options.plan.packCount) this.free.add(slot);
     } catch (error) {
       this.#options.log.warn({ reason: KvError.from(error).message }, 's3: a pack could not be deleted');

@@ -12,10 +12,15 @@ export const settingsKey = 'v1/settings';
 const maxLooks = 5;
 
 export async function checkBucket(api: S3Api, plan: S3Plan, deadlineMs: number): Promise<void> {
+  await api.list(settingsKey, deadlineMs);
+  await agree(api, plan, deadlineMs);
+  await api.delete(`${packsBelow}none`, deadlineMs);
+}
+
+/** What `work` of an opening brings; its failure as who starts the node is told of it. */
+export async function orRefusal<T>(plan: S3Plan, work: () => Promise<T>): Promise<T> {
   try {
-    await api.list(settingsKey, deadlineMs);
-    await agree(api, plan, deadlineMs);
-    await api.delete(`${packsBelow}none`, deadlineMs);
+    return await work();
   } catch (error) {
     throw refusal(KvError.from(error), plan);
   }

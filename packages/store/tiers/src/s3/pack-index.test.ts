@@ -114,3 +114,18 @@ it('a server that goes and comes back with 100,000 blocks costs no turn above 50
   expect(turns.take().cpuMs).toBeLessThan(50);
   turns.end();
 });
+
+it('a pack that goes is told once for each of its namespaces', () => {
+  const index = new PackIndex();
+  const names = keys.map((hash, at) => record(spaces[at % 2]!, hash));
+  index.add(found(1), names);
+  const told: TierChange[] = [];
+  index.follow((change) => told.push(change));
+  index.remove(index.get(spaces[0]!, keys[0]!)!);
+  told.length = 0;
+  expect(index.drop(index.packs.get(1)!)).toBe(39);
+  expect(told.map(({ kind, namespace, hashes }) => [kind, namespace, hashes.length])).toEqual([
+    ['removed', spaces[1], 20],
+    ['removed', spaces[0], 19],
+  ]);
+});

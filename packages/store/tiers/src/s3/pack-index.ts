@@ -135,7 +135,7 @@ export class PackIndex {
         this.#blocks.set(namespace.key, blocks);
       }
       const before = blocks.get(hash);
-      const wasHeld = before !== undefined && this.#isHeld(before);
+      const wasHeld = before !== undefined && this.#isHeld(before.pack);
       if (before !== undefined) this.#uncount(before);
       if (!wasHeld) {
         const told = news.get(namespace.key) ?? { namespace, hashes: [] };
@@ -159,7 +159,7 @@ export class PackIndex {
   /** Unlist one block. */
   remove(entry: PackEntry): void {
     if (!entry.listed) return;
-    const wasHeld = this.#isHeld(entry);
+    const wasHeld = this.#isHeld(entry.pack);
     this.#unlist(entry);
     if (wasHeld) this.#followers.removed(entry.namespace, [entry.hash]);
   }
@@ -171,7 +171,9 @@ export class PackIndex {
     for (const slots of this.#watches) slots.add(pack.slot);
     this.storedBytes -= pack.bytes;
     const listed = pack.entries.filter((entry) => entry.listed);
-    for (const entry of listed) this.remove(entry);
+    const told = this.#isHeld(pack) ? pagesOf(pack) : [];
+    for (const entry of listed) this.#unlist(entry);
+    for (const [namespace, hashes] of told) this.#followers.removed(namespace, hashes);
     return listed.length;
   }
 
@@ -223,7 +225,7 @@ export class PackIndex {
     }
   }
 
-  #isHeld({ pack }: PackEntry): boolean {
+  #isHeld(pack: Pack): boolean {
     return pack.toldIn === this.#stay;
   }
 
@@ -244,7 +246,7 @@ export class PackIndex {
   }
 
   #uncount(entry: PackEntry): void {
-    if (this.#isHeld(entry)) this.toldCount--;
+    if (this.#isHeld(entry.pack)) this.toldCount--;
     entry.listed = false;
     entry.pack.listedCount--;
     this.count--;

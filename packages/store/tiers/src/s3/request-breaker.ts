@@ -1,6 +1,7 @@
 /**
- * Decides when a server counts as gone: after so many failed tries in a row, without a good one between. It comes back through
- * `probe`, tried after a growing, random wait, for ever. Time limits bound one request; this bounds how many pay for them.
+ * Decides when a server counts as gone: after so many failed tries in a row, without a good one between, and not all of one object.
+ * It comes back through `probe`, tried after a growing, random wait, for ever. Time limits bound one request; this bounds how many
+ * pay for them.
  */
 import { KvError } from '@kvtier/errors';
 
@@ -10,7 +11,7 @@ const maxWaitMs = 30_000;
 
 export interface BreakerOptions {
   readonly onOpen: (reason: string) => void;
-  /** Brings everything up to date; throws while the server is still gone. */
+  /** Brings what is known up to date; throws while the server is still gone. */
   readonly probe: () => Promise<void>;
   readonly onClosed: () => void;
 }
@@ -18,6 +19,8 @@ export interface BreakerOptions {
 export class RequestBreaker {
   readonly #options: BreakerOptions;
   #failures = 0;
+  /** Objects that failed, two at most; emptied by what does not. */
+  readonly #failing = new Set<string>();
   #reason = '';
   #probing = false;
   #waits = 0;
@@ -38,9 +41,19 @@ export class RequestBreaker {
     return this.#reason === '' || this.#probing ? undefined : this.#reason;
   }
 
-  noted(failure: KvError | undefined): void {
-    if (failure === undefined) this.#failures = 0;
-    else if (++this.#failures >= threshold) this.open(failure);
+  /** `object` was asked for; undefined: the bucket. One object that fails again and again is no server that is gone. */
+  noted(failure: KvError | undefined, object: string | undefined): void {
+    if (failure === undefined) this.#wentWell();
+    else {
+      this.#failures++;
+      if (object !== undefined && this.#failing.size < 2) this.#failing.add(object);
+      if (this.#failures >= threshold && (object === undefined || this.#failing.size > 1)) this.open(failure);
+    }
+  }
+
+  #wentWell(): void {
+    this.#failures = 0;
+    this.#failing.clear();
   }
 
   open(failure: KvError): void {
@@ -66,7 +79,7 @@ export class RequestBreaker {
     try {
       await this.#options.probe();
       this.#reason = '';
-      this.#failures = 0;
+      this.#wentWell();
       if (!this.#stopped) this.#options.onClosed();
     } catch (error) {
       this.#reason = KvError.from(error).message;

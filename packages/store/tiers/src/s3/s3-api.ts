@@ -18,8 +18,8 @@ const firstBackoffMs = 50;
 const maxBackoffMs = 2_000;
 const busyBackoffMs = 500;
 const maxTries = 6;
-/** A bucket lists 1000 keys at a time; beyond this many pages something else lives under our prefix. */
-const maxPages = 1_000;
+/** A bucket lists 1000 keys at a time, and there are at most a million packs; beyond this something else lives under our prefix. */
+const maxPages = 2_000;
 
 export interface ListedPage {
   readonly objects: readonly ListedObject[];
@@ -29,7 +29,8 @@ export interface ListedPage {
 
 export interface S3ApiOptions {
   readonly plan: S3Plan;
-  readonly onTry: (failure: KvError | undefined) => void;
+  /** `object`: what it says something of, of one object only; undefined: of the bucket. */
+  readonly onTry: (failure: KvError | undefined, object: string | undefined) => void;
   /** Why nothing is to be tried now; undefined: go on. */
   readonly suspended: () => string | undefined;
 }
@@ -64,6 +65,9 @@ export class S3Api {
   clockOffsetMs = 0;
   requestCount = 0;
   retryCount = 0;
+  /** Ends of the waits for credentials, listings, and pauses. */
+  readonly #waits = new Set<() => void>();
+  #closed = false;
 
   static async open(options: S3ApiOptions): Promise<S3Api> {
     return new S3Api(options, await loadSdk());
@@ -123,7 +127,7 @@ export class S3Api {
 
   /**
    * Bytes of an object from `first` on, into `targets` until they are full. false: it is not there, or (with `etag`) not that one
-   * any more.
+   * any more. `isNews`: a failure is told to `onTry`.
    */
   async get(
     key: string,
@@ -131,15 +135,17 @@ export class S3Api {
     first: number,
     targets: readonly Buffer[],
     deadlineMs: number,
+    isNews = true,
   ): Promise<boolean> {
     const bytes = targets.reduce((sum, target) => sum + target.length, 0);
     const headers: Record<string, string> = { range: `bytes=${first}-${first + bytes - 1}` };
     if (etag !== null) headers['if-match'] = this.#etagHeader(etag);
-    const reply = await this.#tried(`GET ${key}`, deadlineMs, async () => {
+    const once = async (): Promise<HttpReply> => {
       const answer = await this.#send({ method: 'GET', key, headers, body: [], targets }, deadlineMs);
       if ([200, 206, 404, 412, 416].includes(answer.status)) return answer;
       throw failureOf(answer);
-    });
+    };
+    const reply = await this.#tried(`GET ${key}`, deadlineMs, once, isNews ? 'object' : 'nothing');
     return reply.status === 200 || reply.status === 206;
   }
 
@@ -190,21 +196,23 @@ export class S3Api {
   /** All objects whose key begins with the tier's prefix and `below`: few. */
   async list(below: string, deadlineMs: number): Promise<ListedObject[]> {
     const objects: ListedObject[] = [];
-    for await (const page of this.pages(below, deadlineMs)) objects.push(...page.objects);
+    for await (const page of this.pages(below, () => deadlineMs)) objects.push(...page.objects);
     return objects;
   }
 
-  /** The same, in the order of their keys, with the server's own time when it said so. */
-  async *pages(below: string, deadlineMs: number): AsyncGenerator<ListedPage> {
+  /** The same, in the order of their keys, with the server's own time when it said so. `deadlineOf`: of the page that is asked for next. */
+  async *pages(below: string, deadlineOf: () => number): AsyncGenerator<ListedPage> {
     const { bucket, prefix } = this.#plan;
     let token: string | undefined;
     for (let page = 0; page < maxPages; page++) {
       const request = { Bucket: bucket, Prefix: prefix + below, ContinuationToken: token };
-      const answer = await this.#tried(`LIST ${prefix}${below}`, deadlineMs, (limitMs) =>
-        this.#client.ask(limitMs, (client, abortSignal) =>
-          client.send(new this.#sdk.ListObjectsV2Command(request), { abortSignal }),
-        ),
-      );
+      const once = (limitMs: number) =>
+        this.#untilClosed(
+          this.#client.ask(limitMs, (client, abortSignal) =>
+            client.send(new this.#sdk.ListObjectsV2Command(request), { abortSignal }),
+          ),
+        );
+      const answer = await this.#tried(`LIST ${prefix}${below}`, deadlineOf(), once, 'bucket');
       // Whatever else comes with a 200 (an error, a page of a proxy) has nothing in it, and an empty bucket is something else.
       if (typeof answer.IsTruncated !== 'boolean')
         throw new KvError('PROTOCOL', `s3: LIST ${prefix}${below}: no listing`);
@@ -213,15 +221,26 @@ export class S3Api {
       if (serverMs !== undefined) this.#heardTime(serverMs);
       const objects = (answer.Contents ?? []).flatMap((each) => listedIn(each, prefix) ?? []);
       yield { objects, serverMs };
-      token = answer.IsTruncated ? answer.NextContinuationToken : undefined;
-      if (token === undefined) return;
+      if (!answer.IsTruncated) return;
+      token = answer.NextContinuationToken;
+      if (!token) break;
     }
+    // What was not named is not gone.
+    throw new KvError('PROTOCOL', `s3: LIST ${prefix}${below}: the listing does not come to its end`);
   }
 
+  /** Why nothing is tried now; undefined: it is. */
+  get suspended(): string | undefined {
+    return this.#closed ? 'the client was closed' : this.#options.suspended();
+  }
+
+  /** What is asked for now fails, and no byte of it arrives any more. */
   close(): void {
+    this.#closed = true;
     this.#plan.secrets.close();
     this.#pool.close();
     this.#client.now((client) => client.destroy());
+    for (const end of this.#waits) end();
   }
 
   #etagHeader(etag: string): string {
@@ -254,7 +273,7 @@ export class S3Api {
       );
       return signed.headers;
     };
-    const signed = await this.#client.ask(limitMs, sign, 'credentials');
+    const signed = await this.#untilClosed(this.#client.ask(limitMs, sign, 'credentials'));
     const headers = { ...signed, ...(method === 'PUT' ? { 'content-length': String(bodyBytes) } : {}) };
     const limits = { deadlineMs, idleMs: this.#plan.idleLimitMs };
     const reply = await this.#pool.send({ method, path, headers, body, targets }, limits);
@@ -271,26 +290,42 @@ export class S3Api {
     this.clockOffsetMs = Math.abs(differenceMs) > 1500 ? differenceMs : 0;
   }
 
-  async #tried<T>(what: string, deadlineMs: number, once: (limitMs: number) => Promise<T>): Promise<T> {
+  /** What is not the pool's, which ends its own: no wait for it outlasts the client. */
+  #untilClosed<T>(work: Promise<T>): Promise<T> {
+    return new Promise((resolve, reject) => {
+      const end = (): void => reject(new KvError('DISCONNECTED', 'the client was closed'));
+      this.#waits.add(end);
+      void work.then(resolve, reject).finally(() => this.#waits.delete(end));
+    });
+  }
+
+  /** `about`: what a failure is told of. */
+  async #tried<T>(
+    what: string,
+    deadlineMs: number,
+    once: (limitMs: number) => Promise<T>,
+    about: 'bucket' | 'object' | 'nothing' = 'object',
+  ): Promise<T> {
+    const object = about === 'bucket' ? undefined : what;
     for (let tries = 1; ; tries++) {
-      const reason = this.#options.suspended();
-      if (reason !== undefined) throw new KvError('IO', `s3: ${what}: not tried: ${reason}`);
+      const reason = this.suspended;
+      if (reason !== undefined) throw new KvError('IO', `s3: ${what}: not tried: ${reason}`, { retry: true });
       const leftMs = deadlineMs - performance.now();
-      if (leftMs <= 0) throw new KvError('DEADLINE', `s3: ${what}: the time limit was reached`);
+      if (leftMs <= 0) throw new KvError('DEADLINE', `s3: ${what}: the time limit was reached`, { retry: true });
       try {
         this.requestCount++;
         const result = await once(Math.min(leftMs, this.#plan.idleLimitMs * 2));
-        this.#options.onTry(undefined);
+        this.#options.onTry(undefined, object);
         return result;
       } catch (error) {
         const { failure, mayPass, isBusy } = judged(error, what);
-        this.#options.onTry(failure);
+        if (about !== 'nothing') this.#options.onTry(failure, object);
         // "Slow down" is meant: never less than half a second.
         const leastMs = isBusy ? busyBackoffMs : 0;
         const waitMs = leastMs + Math.random() * Math.min(maxBackoffMs, firstBackoffMs * 2 ** tries);
-        if (!mayPass || tries >= maxTries || performance.now() + waitMs >= deadlineMs) throw failure;
+        if (!mayPass || this.#closed || tries >= maxTries || performance.now() + waitMs >= deadlineMs) throw failure;
         this.retryCount++;
-        await new Promise((resolve) => setTimeout(resolve, waitMs));
+        await this.#untilClosed(new Promise((resolve) => setTimeout(resolve, waitMs)));
       }
     }
   }
@@ -315,8 +350,12 @@ const failureOf = (reply: HttpReply): StatusError =>
 /** One line of what happened, and whether another try may help. */
 function judged(error: unknown, what: string): { failure: KvError; mayPass: boolean; isBusy: boolean } {
   if (error instanceof KvError) {
-    const failure = new KvError(error.code, `s3: ${what}: ${error.message}`);
-    return { failure, mayPass: error.code !== 'PROTOCOL', isBusy: false };
+    const mayPass = error.code !== 'PROTOCOL';
+    return {
+      failure: new KvError(error.code, `s3: ${what}: ${error.message}`, { retry: mayPass }),
+      mayPass,
+      isBusy: false,
+    };
   }
   const sdkError = error as SdkError;
   const status = error instanceof StatusError ? error.status : sdkError.$metadata?.httpStatusCode;
@@ -327,5 +366,6 @@ function judged(error: unknown, what: string): { failure: KvError; mayPass: bool
     status === undefined
       ? sdkError.name !== 'CredentialsProviderError'
       : status >= 500 || [408, 409, 429].includes(status) || s3Code === 'RequestTimeTooSkewed'; // its answer has the time
-  return { failure: new KvError('IO', `s3: ${what}: ${message}`), mayPass, isBusy: status === 503 || status === 429 };
+  const failure = new KvError('IO', `s3: ${what}: ${message}`, { retry: mayPass });
+  return { failure, mayPass, isBusy: status === 503 || status === 429 };
 }

@@ -14,13 +14,16 @@ import { invariant, KvError } from '@kvtier/errors';
 import { decodeHeader, type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
 import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
 import { Discovery, packKey } from './discovery.ts';
-import { checkBucket } from './opening.ts';
+import { checkBucket, orRefusal } from './opening.ts';
 import { planS3, type S3Plan, type S3TierOptions } from './options.ts';
 import { type Pack, type PackEntry, PackIndex } from './pack-index.ts';
 import { PackReader, type WantedBlock } from './pack-reader.ts';
 import { type PackJob, PackWriter } from './pack-writer.ts';
 import { RequestBreaker } from './request-breaker.ts';
 import { S3Api } from './s3-api.ts';
+
+/** What an orderly end leaves to packs that are being stored. */
+const closingMs = 2_000;
 
 export class S3Tier implements Tier {
   readonly name = 's3';
@@ -37,29 +40,38 @@ export class S3Tier implements Tier {
   readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
   readonly #background = new Set<Promise<unknown>>();
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
-  #refreshing: Promise<void> | undefined;
+  #listing: Promise<void> | undefined;
+  /** The pass that runs; never rejects. */
+  #pass: Promise<void> = Promise.resolve();
   #refreshTimer: NodeJS.Timeout | undefined;
   #closed = false;
 
-  /** Check the bucket and list what it holds. KvError CONFIG, in one line, when it cannot work. */
+  /**
+   * Check the bucket and list it. The blocks of its packs are found soon after, however many there are, and whoever waits to start
+   * waits for none of them. KvError CONFIG, in one line, when it cannot work; with `retry`, when it may later.
+   */
   static async open(options: S3TierOptions): Promise<S3Tier> {
     const plan = planS3(options);
     const holder: { breaker?: RequestBreaker } = {};
     const api = await S3Api.open({
       plan,
-      onTry: (failure) => holder.breaker?.noted(failure),
+      onTry: (failure, object) => holder.breaker?.noted(failure, object),
       suspended: () => holder.breaker?.suspended,
     });
     try {
       const deadlineMs = performance.now() + plan.timeLimitMs;
-      await checkBucket(api, plan, deadlineMs);
-      const tier = new S3Tier(options, plan, api);
-      await tier.#refresh();
+      const tier = await orRefusal(plan, async () => {
+        await checkBucket(api, plan, deadlineMs);
+        const opened = new S3Tier(options, plan, api);
+        const listing = opened.#list();
+        await atMost(deadlineMs - performance.now(), listing);
+        void opened.#goOn(listing);
+        return opened;
+      });
       holder.breaker = tier.#breaker;
-      tier.#planRefresh();
-      const { packs, count } = tier.#index;
       const at = `${plan.url.origin}/${plan.bucket}/${plan.prefix}`;
-      options.log.info({ at, packs: packs.size, packCount: plan.packCount, blocks: count }, 'the s3 tier is open');
+      const packs = plan.packCount - tier.#discovery.free.size;
+      options.log.info({ at, packs, packCount: plan.packCount }, 'the s3 tier is open');
       return tier;
     } catch (error) {
       api.close();
@@ -81,7 +93,7 @@ export class S3Tier implements Tier {
         index.hide();
         log.error({ tier: this.name, reason }, 'the s3 tier is out of service until its server answers again');
       },
-      probe: () => this.#refresh(),
+      probe: () => this.#list(),
       onClosed: () => {
         index.show();
         log.info({ tier: this.name, blocks: index.count }, 'the s3 tier is back in service');
@@ -209,6 +221,7 @@ export class S3Tier implements Tier {
         pack_slots: this.#plan.packCount,
         stored_bytes: storedBytes,
         foreign_objects: this.#discovery.foreignCount,
+        unreadable_packs: this.#discovery.unreadableCount,
         requests: this.#api.requestCount,
         retries: this.#api.retryCount,
       },
@@ -226,16 +239,19 @@ export class S3Tier implements Tier {
     invariant(this.stats().bytes <= this.#plan.capacityBytes, 's3: over its capacity');
   }
 
+  /** Does not wait for a server that is silent: what is asked of it then ends here. */
   async close(): Promise<void> {
     if (this.#closed) return;
-    await this.#writer.idle();
+    await atMost(closingMs, this.#writer.idle());
     this.#closed = true;
     clearTimeout(this.#refreshTimer);
     this.#breaker.stop();
     this.#index.close();
-    while (this.#background.size > 0) await Promise.allSettled(this.#background);
-    await this.#refreshing?.catch(() => {});
     this.#api.close();
+    await this.#writer.idle();
+    while (this.#background.size > 0) await Promise.allSettled(this.#background);
+    await this.#listing?.catch(() => {});
+    await this.#pass;
   }
 
   get #inService(): boolean {
@@ -281,24 +297,50 @@ export class S3Tier implements Tier {
     kept.catch(() => {}); // whoever called hears of it
   }
 
-  /** One listing at a time. */
-  #refresh(): Promise<void> {
-    this.#refreshing ??= this.#discovery
-      .refresh(performance.now() + Math.max(this.#plan.timeLimitMs, 60_000))
+  /** One pass at a time. Settles when the bucket is listed; what is new there is read after that. */
+  #list(): Promise<void> {
+    this.#listing ??= this.#pass
+      .then(
+        () =>
+          new Promise<void>((resolve, reject) => {
+            this.#pass = this.#discovery.refresh(resolve).then(resolve, reject);
+          }),
+      )
       .finally(() => {
-        this.#refreshing = undefined;
+        this.#listing = undefined;
       });
-    return this.#refreshing;
+    return this.#listing;
   }
 
-  #planRefresh(): void {
+  /** After a listing that was begun: to the end of its pass, then pass after pass. */
+  async #goOn(listing: Promise<void>): Promise<void> {
+    try {
+      await listing;
+    } catch (error) {
+      // Counted by the breaker, or an answer that is no listing.
+      if (!this.#closed)
+        this.#options.log.warn({ reason: KvError.from(error).message }, 's3: the bucket could not be listed');
+    }
+    await this.#pass;
     if (this.#closed) return;
     const waitMs =
       Math.max(this.#plan.refreshMs, 1000 * (this.#discovery.listingPages - 1)) * (0.8 + 0.4 * Math.random());
     this.#refreshTimer = setTimeout(() => {
-      // Out of service the breaker looks by itself; a failure is counted by it.
-      const pass = this.#breaker.reason === '' ? this.#refresh().catch(() => {}) : Promise.resolve();
-      void pass.then(() => this.#planRefresh());
+      // Out of service the breaker looks by itself.
+      void this.#goOn(this.#breaker.reason === '' ? this.#list() : Promise.resolve());
     }, waitMs).unref();
+  }
+}
+
+/** Settles as `work` does, or fulfilled when that takes longer. */
+async function atMost(limitMs: number, work: Promise<unknown>): Promise<void> {
+  let timer: NodeJS.Timeout | undefined;
+  const end = new Promise<void>((resolve) => {
+    timer = setTimeout(resolve, Math.max(1, limitMs));
+  });
+  try {
+    await Promise.race([work, end]);
+  } finally {
+    clearTimeout(timer);
   }
 }

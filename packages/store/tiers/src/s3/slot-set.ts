@@ -3,9 +3,8 @@ export class SlotSet {
   readonly #in: Uint8Array;
   #size = 0;
 
-  constructor(bound: number, isFull = false) {
-    this.#in = new Uint8Array(bound).fill(isFull ? 1 : 0);
-    this.#size = isFull ? bound : 0;
+  constructor(bound: number) {
+    this.#in = new Uint8Array(bound);
   }
 
   get size(): number {
