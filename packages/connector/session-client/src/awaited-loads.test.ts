@@ -2,14 +2,16 @@
 import { describe, expect, it, onTestFinished } from 'vitest';
 import { AwaitedGroups } from './awaited-groups.ts';
 import { partsOf } from './groups.ts';
+import type { ConnectorOptions } from './node-connector.ts';
+import { FakeExecutor } from './testing/fake-executor.ts';
 import { chainOf, hashOf } from './testing/memory.ts';
 import { ConnectorRig, until } from './testing/rig.ts';
 
 const ids = (first: number, count: number): number[] => Array.from({ length: count }, (_, i) => first + i);
 const long = { stallMs: 60_000, deadlineMs: 60_000 };
 
-async function attached(maxStoreBlocks = 100): Promise<ConnectorRig> {
-  const rig = new ConnectorRig({ maxStoreBlocks });
+async function attached(options: Partial<ConnectorOptions> = {}): Promise<ConnectorRig> {
+  const rig = new ConnectorRig(options);
   onTestFinished(async () => {
     await rig.close();
     expect(rig.executor.mapped.size, 'arenas still mapped').toBe(0);
@@ -49,11 +51,11 @@ describe('an awaited load', () => {
     for (let i = 0; i < 3; i++) rig.node.seed(hashOf(1, i));
     const load = rig.load('r', 1, 0, ids(50, 9), undefined, long);
     await until(() => rig.holds(52, 1, 2), 'what is there');
-    rig.connector.endLoad('r', blocks);
-    rig.connector.endLoad('somebody else', 0);
+    rig.endLoad('r', blocks);
+    rig.endLoad('somebody else', 0);
     if (blocks > 3) for (let i = 3; i < blocks; i++) rig.node.seed(hashOf(1, i));
     expect(await load).toMatchObject({ loaded, reason: 'changed' });
-    rig.connector.endLoad('r', 0);
+    rig.endLoad('r', 0);
     await until(() => rig.node.leases.size === 0, 'the release');
     expect(rig.node.endedLoads).toHaveLength(1);
     expect(rig.connector.counters.reasons).toEqual({ 'load: changed': 1 });
@@ -63,8 +65,8 @@ describe('an awaited load', () => {
     const rig = await attached();
     const load = rig.load('r', 1, 0, ids(50, 4), undefined, long);
     await until(() => rig.node.awaiting.size === 1, 'the load');
-    rig.connector.endLoad('r', 2);
-    rig.connector.endLoad('r', 99);
+    rig.endLoad('r', 2);
+    rig.endLoad('r', 99);
     for (let i = 0; i < 4; i++) rig.node.seed(hashOf(1, i));
     expect(await load).toMatchObject({ loaded: 4, reason: '' });
   });
@@ -135,11 +137,27 @@ describe('a store', () => {
 });
 
 it('of a store that is too much at once the rest may be offered again', async () => {
-  const rig = await attached(4);
+  const rig = await attached({ maxStoreBlocks: 4 });
   const settled: [number, boolean][] = [];
   await rig.store(1, 0, ids(10, 6), { onSettled: (...said) => settled.push(said) });
   await until(() => settled.length === 1, 'the answer');
   expect(settled).toEqual([[4, true]]);
+});
+
+it.each([
+  ['one attention group', [0]],
+  ['groups that all end together', [0, 0, 5]],
+])('of %s that is ended while nothing is copied calls back once, and not from inside', async (_, windows) => {
+  const executor = new FakeExecutor(64);
+  const groups = windows.map((windowTokens, layer) => ({ windowTokens, layers: [layer] }));
+  Object.assign(executor, { kv: { ...executor.kv, groups } });
+  const namespace = windows.map((_, group) => new Uint8Array(32).fill(group));
+  const rig = await attached({ executor, namespace });
+  const load = rig.load('r', 1, 0, ids(1, 2 * windows.length), undefined, long);
+  await until(() => rig.node.log.filter((kind) => kind === 'load').length === windows.length, 'the loads');
+  rig.endLoad('r', 0);
+  expect(await load).toMatchObject({ loaded: 0, reason: 'changed' });
+  expect(rig.connector.counters.loads).toBe(1);
 });
 
 describe('several attention groups', () => {

@@ -97,7 +97,7 @@ it('exactly once, and never wrong', { timeout: 120_000 }, async () => {
           if (op.kind === 'load' || op.kind === 'await' || op.kind === 'store') running.push(check(op));
           else if (op.kind === 'match') connector.match(`r${op.chain}`, Buffer.alloc(8 * op.blocks), 0);
           else if (op.kind === 'pause') await new Promise((resolve) => setTimeout(resolve, op.blocks));
-          else if (op.kind === 'end') connector.endLoad(`r${op.chain}`, op.blocks - 1);
+          else if (op.kind === 'end') rig.endLoad(`r${op.chain}`, op.blocks - 1);
           else if (op.kind === 'seed') node.seed(hashOf(op.chain, op.first));
           else if (op.kind === 'stop') node.stopped = true;
           else if (op.kind === 'go') node.go();

@@ -133,7 +133,7 @@ export class LoadRun {
     }
   }
 
-  /** It ends as soon as its first `blocks` blocks are announced: now, when they are. The last word counts. */
+  /** It ends as soon as its first `blocks` blocks are announced: at once, when they are, but not from inside. The last word counts. */
   limit(blocks: number): void {
     this.#limit = Math.min(blocks, this.#blockIds.length);
     if (this.#ready >= this.#limit && this.#ready < this.#blockIds.length) this.#endEarly('changed');
@@ -154,7 +154,9 @@ export class LoadRun {
     if (this.#closed) return;
     const heard = { onAnswer: () => {}, onFailure: () => {} };
     if (loadId !== undefined) link.send({ $case: 'endLoad', value: { loadId } }, endDeadlineMs, heard, true);
-    this.#close(reason);
+    this.#shut(reason);
+    // Who ended it is at work with what it waits for, or with the other groups of this load.
+    queueMicrotask(() => this.#pump());
   }
 
   #answered(answer: Answer): void {
@@ -287,12 +289,16 @@ export class LoadRun {
 
   /** The end is near; `reason` is "" when the node brought everything. Copies that run are waited for. */
   #close(reason: string, halt = false): void {
+    this.#shut(reason);
+    this.#halted ||= halt;
+    this.#pump();
+  }
+
+  #shut(reason: string): void {
     if (!this.#closed && reason !== '') this.#shortBy(reason);
     this.#closed = true;
     this.#cancelJudge();
     this.#cancelStall();
-    this.#halted ||= halt;
-    this.#pump();
   }
 
   /** Ours, not the node's: it may have said already that all is well. */

@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { attentionSpecs, longestSequence } from './attention-groups.ts';
+import { attentionSpecs, longestSequence, mostBlocks } from './attention-groups.ts';
 
 const layout = { layers: 1, kvHeads: 1, headDim: 1, dtype: 'f32', blockTokens: 4, blockBytes: 64, order: '' } as const;
 const hybrid = {
@@ -26,5 +26,6 @@ it('a window takes a bounded number of blocks', () => {
   expect(longest(hybrid, 1 + 3 * 8)).toBe(32);
   expect(longest(hybrid, 1 + 3 * 8 + 10)).toBe(72);
   expect(longest(hybrid, 3)).toBe(0);
+  expect([4, 32, 33, 4_000].map(mostBlocks(attentionSpecs(hybrid), 4, 8))).toEqual([3, 24, 25, 1_016]);
   expect(longest({ ...layout, groups: [{ windowTokens: 20, layers: [0] }] }, 1 + 8)).toBe(1_000);
 });

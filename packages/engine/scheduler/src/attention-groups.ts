@@ -16,6 +16,26 @@ export function attentionSpecs({ blockTokens, groups }: KvLayout): GroupSpec[] {
   );
 }
 
+/** Blocks that a sequence of so many tokens holds at any one time, at most, in all groups. `maxStepTokens`: computed per step. */
+export function mostBlocks(
+  groups: readonly GroupSpec[],
+  blockTokens: number,
+  maxStepTokens: number,
+): (tokens: number) => number {
+  // The window may begin inside a block, and a step's own tokens come on top of it.
+  const bounds = groups.map((group) =>
+    'windowTokens' in group
+      ? Math.ceil((group.windowTokens - 1 + maxStepTokens) / blockTokens) + 1
+      : Number.POSITIVE_INFINITY,
+  );
+  return (tokens) => {
+    const blocks = Math.ceil(tokens / blockTokens);
+    let sum = 0;
+    for (const bound of bounds) sum += Math.min(blocks, bound);
+    return sum;
+  };
+}
+
 /** Tokens, at most the model's; 0 when not even one block of them fits. `maxStepTokens`: computed per step. */
 export function longestSequence(
   groups: readonly GroupSpec[],
@@ -23,18 +43,12 @@ export function longestSequence(
   maxStepTokens: number,
 ): number {
   const { blockTokens } = kv;
-  const needed = (blocks: number): number =>
-    groups.reduce((sum, group) => {
-      if (!('windowTokens' in group)) return sum + blocks;
-      // The window may begin inside a block, and a step's own tokens come on top of it.
-      const window = Math.ceil((group.windowTokens - 1 + maxStepTokens) / blockTokens) + 1;
-      return sum + Math.min(blocks, window);
-    }, 0);
+  const needed = mostBlocks(groups, blockTokens, maxStepTokens);
   let low = 0;
   let high = Math.ceil(model.maxModelTokens / blockTokens);
   while (low < high) {
     const middle = Math.ceil((low + high) / 2);
-    if (needed(middle) <= blockCount - 1) low = middle;
+    if (needed(middle * blockTokens) <= blockCount - 1) low = middle;
     else high = middle - 1;
   }
   return Math.min(model.maxModelTokens, low * blockTokens);

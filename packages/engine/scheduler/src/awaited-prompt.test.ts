@@ -294,6 +294,23 @@ describe('a hand-off', () => {
     idle(d);
   });
 
+  it('takes none of the room that one before it waits for, and holds up nobody behind it', async () => {
+    let silent = true;
+    const { world, d } = pair({}, { blockCount: 32, faults: { silentMatch: () => silent } });
+    d.submit('first', prompt(3, 80)); // the tier does not answer for it
+    silent = false;
+    d.submit('a', prompt(1, 60), { handOff: { blocks: 15, stallMs: 60_000, deadlineMs: 60_000 } });
+    expect(await d.generate('last', prompt(4, 8))).toEqual(naiveAnswer(prompt(4, 8), 4));
+    expect(handOffs(d, 'a')).toEqual([]);
+    expect(d.engine.load()).toMatchObject({ waiting: 2, usedBlocks: 0 });
+    await world.until(() => d.ended('first') && handOffs(d, 'a').length === 1);
+    expect(d.engine.stats()).toMatchObject({ preemptions: 0, handOffEnds: {} });
+    d.engine.changeHandOff('a', 0);
+    await world.until(() => d.ended('a'));
+    await d.drain();
+    idle(d);
+  });
+
   it('of a whole prompt computes its last token here', async () => {
     const { world, p, d } = pair();
     p.submit('a', prompt(1, 40), { prefillOnly: { blocks: 10 } });
@@ -357,6 +374,21 @@ describe('a hand-off', () => {
     expect(d.engine.stats().handOffEnds).toEqual({ changed: 1 });
   });
 
+  it('that is called off while as many wait as may is computed at once', async () => {
+    const { world, d } = pair({}, { limits: { maxSequences: 1 } });
+    const long = { stallMs: 60_000, deadlineMs: 60_000 };
+    d.submit('a', prompt(1, 40), { handOff: { blocks: 9, ...long } });
+    d.submit('b', prompt(2, 40), { handOff: { blocks: 9, ...long } });
+    await world.until(() => handOffs(d, 'a').length === 1 && world.pendingCount === 0);
+    expect(d.engine.changeHandOff('b', 0)).toBe(true);
+    await world.until(() => d.ended('b'));
+    expect(world.clock.nowUs()).toBeLessThan(1e6);
+    expect(d.engine.stats()).toMatchObject({ awaiting: 1 });
+    d.engine.abort('a');
+    await d.drain();
+    idle(d);
+  });
+
   it('of what the engine holds, or without a cache node, waits for nothing', async () => {
     const { world, d } = pair();
     await d.generate('before', prompt(1, 43));
@@ -388,6 +420,37 @@ describe('a hand-off', () => {
     idle(d);
   });
 
+  it('that is the only one with room gives it up, also to a connector that ends it inside the call', async () => {
+    for (const endsInside of [false, true]) {
+      let silent = false;
+      const { world, d } = pair({}, { blockCount: 32, maxPinnedBlocks: 10, faults: { silentMatch: () => silent } });
+      await d.generate('pinned', prompt(2, 40), { maxTokens: 1 });
+      await d.drain();
+      silent = true;
+      d.submit('old', prompt(3, 40));
+      d.submit('a', prompt(1, 60), { handOff: { blocks: 15, stallMs: 60_000, deadlineMs: 60_000 } });
+      await world.until(() => handOffs(d, 'a').length === 1 && world.pendingCount === 0);
+      // Of the 31 blocks, 6 are left for the older one, who needs 10.
+      expect(d.engine.pinPrefix('pin', Int32Array.from(prompt(2, 40)))).toBe(40);
+      const endLoad = d.connector.endLoad.bind(d.connector);
+      d.connector.endLoad = (...args) => {
+        const { later } = world;
+        if (endsInside) world.later = (call) => call();
+        endLoad(...args);
+        world.later = later;
+      };
+      world.fireNextTimer(); // the tier never answers for the older one
+      await world.until(() => d.allEnded());
+      expect(d.defects).toEqual([]);
+      expect(d.engine.stats()).toMatchObject({ handOffEnds: { preempted: 1 }, preemptions: 1 });
+      expect(d.tokens('old')).toEqual(naiveAnswer(prompt(3, 40), 4));
+      expect(d.tokens('a')).toEqual(naiveAnswer(prompt(1, 60), 4));
+      await d.drain();
+      d.engine.unpinPrefix('pin');
+      idle(d);
+    }
+  });
+
   it('of a caller that leaves frees its room at once', async () => {
     const { world, d } = pair();
     d.submit('a', prompt(1, 43), { handOff: { blocks: 10, stallMs: 60_000, deadlineMs: 60_000 } });
@@ -414,27 +477,4 @@ describe('a hand-off', () => {
       expect(d.connector.awaiting.size).toBe(0);
     },
   );
-});
-
-it.each([
-  [{ prefillOnly: { blocks: 0 } }, 'prefillOnly.blocks is 0; the prompt has 2 whole blocks, ask for 1 to 2'],
-  [
-    { prefillOnly: { blocks: 1, stepBlocks: -1 } },
-    'prefillOnly.stepBlocks is -1; use 0 (as many as fit) or a whole number',
-  ],
-  [{ prefillOnly: { blocks: 2, draws: true }, maxTokens: 0 }, 'maxTokens is 0; ask for at least one token'],
-  [{ prefillOnly: { blocks: 3 } }, 'prefillOnly.blocks is 3; the prompt has 2 whole blocks, ask for 1 to 2'],
-  [{ handOff: { blocks: 1.5, ...patience } }, 'handOff.blocks is 1.5; the prompt has 2 whole blocks, ask for 1 to 2'],
-  [{ handOff: { blocks: 1, stallMs: 0, deadlineMs: 1 } }, 'handOff.stallMs is 0; use 1 to 600000 ms'],
-  [{ handOff: { blocks: 1, stallMs: 1, deadlineMs: 1e9 } }, 'handOff.deadlineMs is 1000000000; use 1 to 600000 ms'],
-  [
-    { prefillOnly: { blocks: 1 }, handOff: { blocks: 1, ...patience } },
-    'prefillOnly and handOff exclude each other; ask for one of them',
-  ],
-])('%o is refused', (params, problem) => {
-  const rig = new SchedulerRig();
-  expect(() => rig.submit('a', prompt(1, 11), params)).toThrow(
-    expect.objectContaining({ code: 'REQUEST', message: `request a: ${problem}` }),
-  );
-  expect(rig.engine.requestCount).toBe(0);
 });

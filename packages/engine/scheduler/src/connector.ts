@@ -91,7 +91,7 @@ export interface Connector {
   ): void;
   /**
    * The request's awaited load ends as soon as its first `blocks` blocks are there; 0: now, with what is there. The last word
-   * counts; nothing happens where there is no such load.
+   * counts; nothing happens where there is no such load. It never calls back from inside this call.
    */
   endLoad(requestId: string, blocks: number): void;
   /**

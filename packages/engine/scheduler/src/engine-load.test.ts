@@ -23,6 +23,19 @@ describe('tokens ahead', () => {
     expect(counts(rig)).toEqual({ waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0 });
   });
 
+  it('go with the blocks of all attention groups that are needed for them', async () => {
+    const rig = new SchedulerRig({ attached: false, blockCount: 64, windows: [0, 40, 40, 40] });
+    rig.submit('a', prompt(1, 40), { maxTokens: 4 });
+    expect(rig.engine.load()).toMatchObject({ usedBlocks: 0, waitingBlocks: 44 });
+    let mostUsed = 0;
+    while (!rig.ended('a')) {
+      await rig.world.advance();
+      mostUsed = Math.max(mostUsed, rig.engine.load().usedBlocks);
+    }
+    expect(mostUsed).toBe(44);
+    expect(rig.engine.load().waitingBlocks).toBe(0);
+  });
+
   it('leave out what is cached, and count of a prompt that is cached whole its last block', async () => {
     const rig = new SchedulerRig({ attached: false });
     await rig.generate('a', prompt(1, 20));

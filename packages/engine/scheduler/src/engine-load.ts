@@ -24,7 +24,7 @@ export interface EngineLoadFigures {
   /** KV blocks that something holds, pinned ones included, of all that there are. */
   readonly usedBlocks: number;
   readonly totalBlocks: number;
-  /** Blocks that requests which hold none yet need at most. */
+  /** Blocks that requests which hold none yet need at most, in all attention groups. */
   readonly waitingBlocks: number;
   readonly loadAheadS: number;
   readonly prefillTokensPerS: number;
@@ -110,6 +110,7 @@ class StepLine {
 
 export class EngineLoad {
   readonly #blockTokens: number;
+  readonly #mostBlocks: (tokens: number) => number;
   #waiting = 0;
   #running = 0;
   #tokensAhead = 0;
@@ -124,8 +125,10 @@ export class EngineLoad {
   readonly #byTier = new Map<string, Rate>();
   #pacingTrust = 0;
 
-  constructor(blockTokens: number) {
+  /** @param mostBlocks that a sequence of so many tokens holds at any one time; default: one per block of tokens */
+  constructor(blockTokens: number, mostBlocks = (tokens: number): number => Math.ceil(tokens / blockTokens)) {
     this.#blockTokens = blockTokens;
+    this.#mostBlocks = mostBlocks;
   }
 
   /** Something about this request has changed: what it adds is counted anew. */
@@ -136,8 +139,8 @@ export class EngineLoad {
     const waiting = isOpen && !begun ? 1 : 0;
     const running = isOpen && begun ? 1 : 0;
     const ahead = isOpen ? aheadOf(request) : 0;
-    const blocks =
-      isOpen && !request.holdsBlocks && state === 'waiting' ? Math.ceil(request.maxTotalTokens / this.#blockTokens) : 0;
+    const needsBlocks = isOpen && !request.holdsBlocks && state === 'waiting';
+    const blocks = needsBlocks ? this.#mostBlocks(request.maxTotalTokens) : 0;
     this.#waiting += waiting - counted.waiting;
     this.#running += running - counted.running;
     this.#tokensAhead += ahead - counted.ahead;

@@ -10,7 +10,7 @@ import { KvError } from '@kvtier/errors';
 import type { ChainHasher } from '@kvtier/identity';
 import { type KvCacheEvent, KvCacheManager, type PrefixCache, RadixCache } from '@kvtier/prefix-cache';
 import { Answers } from './answers.ts';
-import { attentionSpecs, hasWindows, longestSequence } from './attention-groups.ts';
+import { attentionSpecs, hasWindows, longestSequence, mostBlocks } from './attention-groups.ts';
 import { CheckedHashes, contentHasher } from './checked-hashes.ts';
 import type { ByTier } from './connector.ts';
 import type { EngineLoadFigures } from './engine-load.ts';
@@ -105,6 +105,7 @@ export class Engine {
       matchDeadlineMs: limits.matchDeadlineMs ?? 2_000,
       loadDeadlineMs: limits.loadDeadlineMs ?? 30_000,
       windows,
+      mostBlocks: mostBlocks(groups, blockTokens, limits.maxStepTokens),
       importsByLayer: executor.importsByLayer && !windows,
       wake: () => this.wake(),
       // The scheduler is at work: the caller hears of it when the step has begun.

@@ -28,7 +28,7 @@ export class Incoming {
   readonly loads: Loads;
   readonly lookups: Lookups;
   readonly handOffs: AwaitedPrompts;
-  readonly counts = { hitTokens: 0, loadedTokens: 0, loads: 0, shortLoads: 0 };
+  readonly counts = { promptTokens: 0, hitTokens: 0, loadedTokens: 0, loads: 0, shortLoads: 0 };
   readonly #options: SchedulerOptions;
   readonly #kv: PrefixCache;
   readonly #waiting: ArrivalList;
@@ -68,10 +68,18 @@ export class Incoming {
       this.#options.connector.prefetch(request.id, request.hashes.packed, computed.tokens / this.#kv.blockTokens);
   }
 
-  /** It holds no blocks: does it leave the queue, so that some come beyond what is cached here? */
-  depart(request: EngineRequest, computed: CacheHit): Departure {
+  /**
+   * It holds no blocks: does it leave the queue, so that some come beyond what is cached here? `reserved`: what those before it that were
+   * passed over wait for, which is no room for a wait for another worker.
+   */
+  depart(request: EngineRequest, computed: CacheHit, reserved: number): Departure {
+    request.waitsBehind = undefined;
     const toAwait = this.#blocksToAwait(request, computed);
-    if (toAwait > 0) return this.#await(request, computed, toAwait);
+    if (toAwait > 0) {
+      const departure = this.#await(request, computed, toAwait, reserved);
+      // Room that is others' is a reason neither to take somebody's own nor to keep those waiting that come after.
+      return departure === 'full' && reserved > 0 ? 'later' : departure;
+    }
     const toLoad = this.#blocksToLoad(request, computed);
     if (toLoad === 'pending') return 'later';
     return toLoad > 0 ? this.#startLoad(request, computed, toLoad) : undefined;
@@ -83,6 +91,7 @@ export class Incoming {
    * none ends the pass, so that a long queue is not looked up in every step.
    */
   departHandOffs(): void {
+    if (this.#awaitsMost) return;
     let before = 0;
     const waiting = this.#waiting;
     for (let request = waiting.after(); request; request = waiting.after(request)) {
@@ -98,17 +107,42 @@ export class Incoming {
     }
   }
 
+  /** As when this one was passed over, as many as may load, or wait for other workers. */
+  isFullFor({ waitsBehind }: EngineRequest): boolean {
+    if (waitsBehind === undefined || !this.#options.connector.attached) return false;
+    return waitsBehind === 'loads' ? this.#loadsMost : this.#awaitsMost;
+  }
+
+  get #loadsMost(): boolean {
+    return this.loads.count - this.loads.awaitedCount >= this.#options.maxSequences;
+  }
+
+  get #awaitsMost(): boolean {
+    return this.loads.awaitedCount >= this.#options.maxSequences;
+  }
+
   /** It computes all that is not cached here. */
   hit(request: EngineRequest, computed: CacheHit): void {
     this.#skipHandOff(request, computed);
     this.#hit(request, computed);
   }
 
+  /** Its first step: what its prompt got until then counts, once. A load that comes with the step counts when it has ended. */
+  begun({ promptTokens, engineHitTokens, loadedTokens }: EngineRequest): void {
+    this.counts.promptTokens += promptTokens;
+    this.counts.hitTokens += Math.min(engineHitTokens, promptTokens);
+    this.counts.loadedTokens += loadedTokens;
+  }
+
   /** Another number of the prompt's first blocks is computed elsewhere. False: nothing waits for them any more. */
   changeHandOff(request: EngineRequest, blocks: number): boolean {
     const { handOff } = request;
     if (!handOff?.change(blocks)) return false;
-    if (handOff.state !== 'awaiting') return true;
+    if (handOff.state !== 'awaiting') {
+      request.waitsBehind = undefined;
+      this.#options.wake(); // perhaps it need not wait any more
+      return true;
+    }
     this.expect(request, Math.max(request.computedTokens, blocks * this.#kv.blockTokens));
     this.loads.awaitOnly(request, blocks);
     return true;
@@ -128,7 +162,10 @@ export class Incoming {
   }
 
   #startLoad(request: EngineRequest, computed: CacheHit, blocks: number): Departure {
-    if (this.loads.count - this.loads.awaitedCount >= this.#options.maxSequences) return 'later';
+    if (this.#loadsMost) {
+      request.waitsBehind = 'loads';
+      return 'later';
+    }
     if (!this.#makeRoom(request, computed, blocks, 0)) return 'full';
     this.#skipHandOff(request, computed);
     this.#leave(request, computed, blocks);
@@ -169,7 +206,10 @@ export class Incoming {
 
   /** `reserved`: blocks that are others'. */
   #await(request: EngineRequest, computed: CacheHit, blocks: number, reserved = 0): Departure {
-    if (this.loads.awaitedCount >= this.#options.maxSequences) return 'later';
+    if (this.#awaitsMost) {
+      request.waitsBehind = 'hand-offs';
+      return 'later';
+    }
     const localBlocks = computed.tokens / this.#kv.blockTokens;
     // Where windows bound what a sequence holds, the rest of the prompt is not laid out at once.
     const rest = this.#windows ? 0 : request.tokenCount - (localBlocks + blocks) * this.#kv.blockTokens;
@@ -210,8 +250,12 @@ export class Incoming {
       this.#arrived(request, end);
       // Who computes for another worker asks about these, too: they are to lie in this node.
       if (end.firstBlock === 0 && !request.prefillOnly) request.offeredBlocks = end.loaded;
-      if (end.first) request.loadedByTier = end.byTier;
-      this.counts.loadedTokens += end.loaded * this.#kv.blockTokens;
+      if (end.first) {
+        const left = Math.max(0, request.promptTokens - request.engineHitTokens);
+        request.loadedByTier = end.byTier;
+        request.loadedTokens = Math.min(end.loaded * this.#kv.blockTokens, left);
+        if (withStep) this.counts.loadedTokens += request.loadedTokens;
+      }
     } else {
       request.computedTokens = 0;
       request.offeredBlocks = 0;
@@ -252,8 +296,8 @@ export class Incoming {
     if (first) {
       request.engineHitTokens = hit.tokens;
       request.loadedByTier = {};
+      request.loadedTokens = 0;
     }
-    this.counts.hitTokens += hit.tokens;
     this.#kv.recordLookup(request.tokenCount, hit.tokens, !first);
   }
 

@@ -1,6 +1,7 @@
 /** What an engine does not take, and says so before anything of it is anywhere. */
 import { describe, expect, it } from 'vitest';
 import { vocabSize } from './testing/content-executor.ts';
+import { patience } from './testing/pair.ts';
 import { prompt, SchedulerRig } from './testing/rig.ts';
 
 describe('what cannot be served is refused at once', () => {
@@ -34,4 +35,27 @@ describe('what cannot be served is refused at once', () => {
     rig.submit('twice', [1, 2]);
     expect(() => rig.submit('twice', [1, 2])).toThrow(expect.objectContaining({ code: 'REQUEST' }));
   });
+});
+
+it.each([
+  [{ prefillOnly: { blocks: 0 } }, 'prefillOnly.blocks is 0; the prompt has 2 whole blocks, ask for 1 to 2'],
+  [
+    { prefillOnly: { blocks: 1, stepBlocks: -1 } },
+    'prefillOnly.stepBlocks is -1; use 0 (as many as fit) or a whole number',
+  ],
+  [{ prefillOnly: { blocks: 2, draws: true }, maxTokens: 0 }, 'maxTokens is 0; ask for at least one token'],
+  [{ prefillOnly: { blocks: 3 } }, 'prefillOnly.blocks is 3; the prompt has 2 whole blocks, ask for 1 to 2'],
+  [{ handOff: { blocks: 1.5, ...patience } }, 'handOff.blocks is 1.5; the prompt has 2 whole blocks, ask for 1 to 2'],
+  [{ handOff: { blocks: 1, stallMs: 0, deadlineMs: 1 } }, 'handOff.stallMs is 0; use 1 to 600000 ms'],
+  [{ handOff: { blocks: 1, stallMs: 1, deadlineMs: 1e9 } }, 'handOff.deadlineMs is 1000000000; use 1 to 600000 ms'],
+  [
+    { prefillOnly: { blocks: 1 }, handOff: { blocks: 1, ...patience } },
+    'prefillOnly and handOff exclude each other; ask for one of them',
+  ],
+])('%o is refused', (params, problem) => {
+  const rig = new SchedulerRig();
+  expect(() => rig.submit('a', prompt(1, 11), params)).toThrow(
+    expect.objectContaining({ code: 'REQUEST', message: `request a: ${problem}` }),
+  );
+  expect(rig.engine.requestCount).toBe(0);
 });

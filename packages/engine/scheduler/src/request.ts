@@ -55,6 +55,8 @@ export class EngineRequest implements PrefixCacheRequest {
   mayLoad = true;
   /** Loads that came short of every prefix that the request could go on from. */
   lostLoads = 0;
+  /** It was passed over because as many as may load from the tier, or wait for other workers. */
+  waitsBehind: 'loads' | 'hand-offs' | undefined;
   cancelMatchDeadline: (() => void) | undefined;
 
   readonly submittedUs: number;
@@ -64,6 +66,8 @@ export class EngineRequest implements PrefixCacheRequest {
   /** Of the prompt, at first admission. */
   engineHitTokens = 0;
   loadedByTier: Readonly<Record<string, number>> = {};
+  /** Of these, in tokens; no more than the prompt. */
+  loadedTokens = 0;
   firstOutputDone = false;
   /** The first token, from the worker that computed the prompt: not told by this engine yet. */
   givenToken: number | undefined;

@@ -20,6 +20,8 @@ export interface SchedulerOptions {
   readonly loadDeadlineMs: number;
   /** Some layers see only a window of the tokens before. Default: none. */
   readonly windows?: boolean;
+  /** Blocks that a sequence of so many tokens holds at any one time, at most. Default: one per block of tokens. */
+  readonly mostBlocks?: (tokens: number) => number;
   /** A step can import its request's blocks, layer by layer. Default: no. */
   readonly importsByLayer?: boolean | undefined;
   /** Something that may let a waiting request go on has happened. */

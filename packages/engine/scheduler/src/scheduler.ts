@@ -29,6 +29,7 @@ import type { ArrivedLoad } from './connector.ts';
 import { EngineLoad } from './engine-load.ts';
 import { Exports } from './exports.ts';
 import { Incoming } from './incoming.ts';
+import { Looks } from './looks.ts';
 import { Pace } from './pacing.ts';
 import type { EngineRequest } from './request.ts';
 import { Room } from './room.ts';
@@ -47,7 +48,7 @@ export class Scheduler {
   readonly incoming: Incoming;
   readonly exports: Exports;
   readonly load: EngineLoad;
-  readonly counts = { preemptions: 0, promptTokens: 0, layeredLoads: 0 };
+  readonly counts = { preemptions: 0, layeredLoads: 0 };
   readonly #options: SchedulerOptions;
   readonly #kv: PrefixCache;
   /** Some layers see only a window. */
@@ -56,6 +57,7 @@ export class Scheduler {
   #batch: Share[] = [];
   #budget = 0;
   readonly #pace = new Pace();
+  readonly #looks = new Looks();
   readonly #storing: Storing;
   readonly #room: Room;
 
@@ -64,7 +66,7 @@ export class Scheduler {
     this.#options = options;
     this.#kv = kv;
     this.#windows = options.windows ?? false;
-    this.load = new EngineLoad(kv.blockTokens);
+    this.load = new EngineLoad(kv.blockTokens, options.mostBlocks);
     const { maxExportBlocks, exportGatherBlocks, ahead } = options;
     this.exports = new Exports(kv, connector, maxExportBlocks, exportGatherBlocks, wake, ahead, (...held) =>
       this.#storing.settled(...held),
@@ -196,18 +198,33 @@ export class Scheduler {
 
   #admitWaiting(): void {
     if (this.#budget === 0) return;
-    const { waiting } = this;
+    const { waiting, incoming } = this;
+    /** Of those that were passed over. */
+    let before = 0;
+    let hasFound = false;
+    this.#looks.begin();
     for (let request = waiting.after(); request; request = waiting.after(request)) {
       if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return;
-      let admission = this.#admit(request);
-      if (admission === 'full' && this.#storing.giveRoom()) admission = this.#admit(request);
+      const isKnown = incoming.isFullFor(request);
+      let admission = !isKnown || this.#looks.again(request) ? this.#admit(request, before) : 'later';
+      if (admission === 'full' && this.#storing.giveRoom()) admission = this.#admit(request, before);
       while (admission === 'full' && this.running.count === 0) {
         // Nothing runs, so nobody will free a block: take those of requests that have loaded and wait behind this one.
         const victim = this.#room.latestHolder(request);
-        if (this.#room.revokeYounger(victim && victim.arrival > request.arrival ? victim : request)) break;
+        // Its blocks come back: now or later, and who had them is in the queue then.
+        if (this.#room.revokeYounger(victim && victim.arrival > request.arrival ? victim : request)) return;
         if (!victim) break;
         this.#preempt(victim);
-        admission = this.#admit(request);
+        admission = this.#admit(request, before);
+      }
+      if (admission === 'later') {
+        before += request.counted.blocks;
+        if (isKnown) continue;
+        hasFound ||= incoming.isFullFor(request);
+        if (this.#looks.goOn()) continue;
+        // These are passed over at once next time: in a turn of its own, so that others get theirs.
+        if (hasFound) this.#options.clock.after(0, this.#options.wake);
+        return;
       }
       if (admission !== 'full') continue;
       const othersHold =
@@ -215,6 +232,7 @@ export class Scheduler {
       invariant(othersHold, () => `request ${request.id}: does not fit into an empty pool`);
       return;
     }
+    this.#looks.end();
   }
 
   #admitTails(): void {
@@ -223,17 +241,18 @@ export class Scheduler {
       if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return;
       // The answer's first token, where it is known already, is none of the prompt's.
       const isTail = request.promptTokens - request.computedTokens <= this.#kv.blockTokens;
-      if (isTail && request.handOff?.state === 'over' && request.holdsBlocks) this.#admit(request);
+      if (isTail && request.handOff?.state === 'over' && request.holdsBlocks) this.#admit(request, 0);
     }
   }
 
-  #admit(request: EngineRequest): Admission {
+  /** `reserved`: blocks that those before it wait for. */
+  #admit(request: EngineRequest, reserved: number): Admission {
     const kv = this.#kv;
     let computed: CacheHit | undefined;
     if (!request.holdsBlocks) {
       computed = kv.getComputedBlocks(request);
       this.incoming.expect(request, computed.tokens);
-      const departure = this.incoming.depart(request, computed);
+      const departure = this.incoming.depart(request, computed, reserved);
       if (departure !== undefined) return departure;
     }
     this.#shorten(request);
@@ -257,7 +276,7 @@ export class Scheduler {
     this.load.settle(request);
     if (request.startedUs === undefined) {
       request.startedUs = this.#options.clock.nowUs();
-      this.counts.promptTokens += request.promptTokens;
+      this.incoming.begun(request);
     }
     this.#take(request, count);
   }

@@ -34,6 +34,8 @@ export class ConnectorRig {
   readonly connector: NodeConnector;
   readonly warnings: string[] = [];
   wakes = 0;
+  /** The connector is being called: it may not call back. */
+  #inside = false;
   /** What was rather computed. */
   readonly passed: { readonly byTier: Readonly<Record<string, number>>; readonly us: number }[] = [];
 
@@ -78,29 +80,43 @@ export class ConnectorRig {
   ): Promise<LoadResult> {
     return new Promise((resolve) => {
       const hashes = chainOf(chain, first + blockIds.length);
-      let inside = true;
-      const onDone = (result: LoadResult): void => {
-        if (inside) throw new Error('called back from inside the call');
-        resolve(result);
-      };
-      this.connector.load(id, hashes, first, Int32Array.from(blockIds), onDone, onArrived, awaited);
-      inside = false;
+      const onDone = this.#once(resolve);
+      this.#within(() => this.connector.load(id, hashes, first, Int32Array.from(blockIds), onDone, onArrived, awaited));
     });
+  }
+
+  endLoad(id: string, blocks: number): void {
+    this.#within(() => this.connector.endLoad(id, blocks));
   }
 
   /** Fill the blocks with what is right for the chain and store them. */
   store(chain: number, first: number, blockIds: number[], options?: StoreOptions): Promise<void> {
     for (const [i, id] of blockIds.entries()) this.executor.blocks[id]!.set(contentOf(hashOf(chain, first + i)));
     return new Promise((resolve) => {
-      let inside = true;
-      const onReleased = (): void => {
-        if (inside) throw new Error('called back from inside the call');
-        resolve();
-      };
+      const onReleased = this.#once<void>(resolve);
       const hashes = chainOf(chain, first + blockIds.length);
-      this.connector.store(hashes, first, Int32Array.from(blockIds), onReleased, options);
-      inside = false;
+      this.#within(() => this.connector.store(hashes, first, Int32Array.from(blockIds), onReleased, options));
     });
+  }
+
+  #within(call: () => void): void {
+    this.#inside = true;
+    try {
+      call();
+    } finally {
+      this.#inside = false;
+    }
+  }
+
+  /** Called back once, and from inside no call. */
+  #once<T>(resolve: (value: T) => void): (value: T) => void {
+    let called = false;
+    return (value) => {
+      if (this.#inside) throw new Error('called back from inside a call');
+      if (called) throw new Error('called back twice');
+      called = true;
+      resolve(value);
+    };
   }
 
   /** The block holds what belongs to block `index` of the chain. */

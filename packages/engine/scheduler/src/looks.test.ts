@@ -1,0 +1,79 @@
+/** A long queue behind loads: how much of it a pass looks up, and that everybody gets a turn. */
+import { setImmediate } from 'node:timers/promises';
+import { describe, expect, it } from 'vitest';
+import { naiveAnswer, prompt, SchedulerRig } from './testing/rig.ts';
+
+/** Two loads that do not end, of the same prompt as `waiting` requests in the queue. */
+async function behindLoads(waiting: number): Promise<{ rig: SchedulerRig; looksOf: () => Promise<number> }> {
+  let late = false;
+  const limits = { maxSequences: 2, maxWaiting: 1_000, loadDeadlineMs: 600_000 };
+  const rig = new SchedulerRig({ blockCount: 64, limits, faults: { lateLoad: () => late } });
+  for (const which of [1, 2]) await rig.generate(`warm ${which}`, prompt(which, 20));
+  await rig.drain();
+  rig.engine.resetPrefixCache();
+  late = true;
+  let looks = 0;
+  const match = rig.connector.match.bind(rig.connector);
+  rig.connector.match = (...question) => {
+    looks++;
+    return match(...question);
+  };
+  for (let i = 0; i < 2 + waiting; i++) rig.submit(`r${i}`, prompt(1, 22));
+  await rig.world.until(() => rig.connector.late.length === 2);
+  const looksOf = async (): Promise<number> => {
+    looks = 0;
+    rig.engine.wake();
+    await setImmediate();
+    return looks;
+  };
+  return { rig, looksOf };
+}
+
+describe('a long queue behind as many loads as may be', () => {
+  it('is looked up in parts, and not in every step anew', async () => {
+    const { rig, looksOf } = await behindLoads(300);
+    let most = 0;
+    while (rig.world.pendingCount > 0 || rig.world.timerCount > 2) {
+      most = Math.max(most, await looksOf());
+      await rig.world.advance();
+    }
+    expect(most).toBeLessThanOrEqual(32 + 16);
+    // All are known to wait.
+    expect(await looksOf()).toBe(16);
+    expect(rig.engine.stats()).toMatchObject({ waiting: 300, loading: 2 });
+    await rig.world.until(() => {
+      for (const arrive of rig.connector.late.splice(0)) rig.world.later(arrive);
+      return rig.allEnded();
+    }, 60_000);
+    for (const id of rig.outputs.keys())
+      if (id.startsWith('r')) expect(rig.tokens(id)).toEqual(naiveAnswer(prompt(1, 22), 4));
+  });
+
+  it('keeps nobody for whom there is nothing to wait for', async () => {
+    const { rig } = await behindLoads(200);
+    rig.submit('fresh', prompt(7, 20));
+    await rig.world.until(() => rig.ended('fresh'));
+    expect(rig.engine.stats()).toMatchObject({ waiting: 200, loading: 2 });
+  });
+
+  it('keeps nobody either where the tier answers at once, and so nothing more happens', async () => {
+    const { rig } = await behindLoads(0);
+    rig.connector.match = (id, _hashes, local) => ({ state: 'known', blocks: id.startsWith('r') ? 5 - local : 0 });
+    for (let i = 0; i < 200; i++) rig.submit(`r0${i}`, prompt(1, 22));
+    rig.submit('fresh', prompt(7, 20));
+    await rig.world.until(() => rig.ended('fresh'));
+    expect(rig.engine.stats()).toMatchObject({ waiting: 200, loading: 2, expiredLoads: 0 });
+  });
+
+  it('is looked at again in turn: what one of it wants to load, somebody else may have computed', async () => {
+    const { rig } = await behindLoads(100);
+    rig.submit('wants', prompt(2, 22));
+    await rig.world.until(() => rig.world.pendingCount === 0 && rig.world.timerCount === 2);
+    expect(rig.engine.stats()).toMatchObject({ waiting: 101, loading: 2 });
+    rig.connector.tier.clear();
+    rig.submit('computes', prompt(2, 20), { maxTokens: 40 });
+    await rig.world.until(() => rig.ended('wants'));
+    expect(rig.engine.stats()).toMatchObject({ waiting: 100, loading: 2, loads: 2 });
+    expect(rig.tokens('wants')).toEqual(naiveAnswer(prompt(2, 22), 4));
+  });
+});
