@@ -162,6 +162,7 @@ it('S3: a secret key that is another one, at the server first; both of a pair', 
   replace('credentials', pair(s3Credentials.accessKeyId, 'another-secret'));
   const inPairs = { secretAccessKeyFile: undefined, credentialsFile: inFolder('credentials'), profile: 'kv' };
   const other = kept(await openS3(bench, { ...settings, accessKeyId: undefined, ...inPairs }));
+  await vi.waitUntil(() => other.lookup(space, chain) === chain.length, limit);
   await reads(other);
   await server.setSecret('third-secret', 'SECONDKEY');
   await renew('credentials', pair('SECONDKEY', 'third-secret'));
