@@ -123,18 +123,21 @@ it('roles turn under load without an error', async () => {
       answered++;
     }
   };
+  const prefillers = async (): Promise<number> => {
+    const present = (await planned()).find(({ model }) => model === 'demo')?.present;
+    const now = JSON.stringify(present);
+    if (now !== turns.at(-1)) turns.push(now);
+    return present?.prefill ?? 0;
+  };
   const watch = async (): Promise<void> => {
     while (!isOver) {
-      const now = JSON.stringify((await planned()).find(({ model }) => model === 'demo')?.present);
-      if (now !== turns.at(-1)) turns.push(now);
+      await prefillers();
       await sleep(50);
     }
   };
   promptTokens = 2_000;
   const all = [...Array.from({ length: 8 }, (_, at) => client(at % 2 === 0 ? 'demo' : 'pods')), watch()];
   try {
-    const prefillers = async (): Promise<number> =>
-      (await planned()).find(({ model }) => model === 'demo')?.present.prefill ?? 0;
     // Each phase until the workers of our own have turned and all clients were served in it; apart where prompts are long.
     for (const wanted of [2, 0, 2]) {
       promptTokens = wanted === 0 ? 2 : 2_000;
