@@ -71,7 +71,10 @@ describe('a pulse', () => {
     const pulse = native.pulseStart(fd, at);
     await beaten(2);
     expect(read().stillMs).toBeLessThan(50); // it waits, for the most part
-    for (const stand of [() => spin(300), () => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 300)]) {
+    // So long that its thread has its turn also where others take both processors for a while.
+    const standMs = 1_000;
+    const waits = () => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, standMs);
+    for (const stand of [() => spin(standMs), waits]) {
       const { beats } = read();
       stand();
       const stood = read();
