@@ -239,60 +239,6 @@ describe('several devices', () => {
     await again.close();
   });
 
-  it('drops what a broken one held in slices; what was not dropped yet is missing when it is read, and can be written', async () => {
-    const { blocks } = slicing;
-    slicing.blocks = 4;
-    try {
-      const tier = await open(two());
-      const seen = following(tier);
-      const chain = names('striped', 64);
-      await Promise.all(chain.map((hash) => bench.write(tier, space, [hash], payloadBytes)));
-      const lost = tier.devices[1]!;
-      lost.fail(new Error('gone'));
-      const found = await bench.read(tier, space, chain, payloadBytes);
-      const failed = new Set(chain.filter((_, i) => found[i] !== 'ready'));
-      expect(failed.size).toBeGreaterThan(8);
-      expect(found.filter((status) => status === 'missing')).toHaveLength(failed.size);
-      for (const hash of failed) expect(tier.lookup(space, [hash])).toBe(0);
-      expect(seen).toEqual({ cleared: 0, held: new Set(chain.filter((hash) => !failed.has(hash))) });
-      await vi.waitUntil(() => lost.inService, patience);
-      expect(seen).toEqual({ cleared: 0, held: new Set(chain) });
-      expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
-      lost.fail(new Error('gone again'));
-      const again = await bench.write(tier, space, [...failed], payloadBytes);
-      expect(again).toEqual([...failed].map(() => 'stored'));
-      expect(await bench.read(tier, space, [...failed], payloadBytes)).toEqual(again.map(() => 'ready'));
-      await vi.waitUntil(() => lost.inService, patience);
-      expect(seen).toEqual({ cleared: 0, held: new Set(chain) });
-      tier.checkIntegrity();
-      await tier.close();
-    } finally {
-      slicing.blocks = blocks;
-    }
-  });
-
-  it('says in one word that the last one broke, and lists nothing from then on, however long the drop takes', async () => {
-    const { blocks } = slicing;
-    slicing.blocks = 4;
-    try {
-      const tier = await open();
-      const seen = following(tier);
-      const chain = names('all', 40);
-      await bench.write(tier, space, chain, payloadBytes);
-      tier.devices[0]!.fail(new Error('gone'));
-      expect(seen).toEqual({ cleared: 1, held: new Set() });
-      expect([tier.stats().blocks, tier.lookup(space, chain), tier.remove(space, chain, 'asked')]).toEqual([0, 0, 0]);
-      expect(following(tier).held.size).toBe(0);
-      expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'missing'));
-      await vi.waitUntil(() => tier.stats().inService, patience);
-      expect(seen).toEqual({ cleared: 1, held: new Set(chain) });
-      tier.checkIntegrity();
-      await tier.close();
-    } finally {
-      slicing.blocks = blocks;
-    }
-  });
-
   it('refuses budgets and folders that cannot be', async () => {
     const dir = join(bench.dir, 'a');
     const refused = { code: 'CONFIG' };
@@ -302,6 +248,58 @@ describe('several devices', () => {
       refused,
     );
     const tier = await open(); // no lock was left behind
+    await tier.close();
+  });
+});
+
+describe('what a device held is dropped in slices', () => {
+  const { blocks } = slicing;
+  beforeEach(() => {
+    slicing.blocks = 4;
+  });
+  afterEach(() => {
+    slicing.blocks = blocks;
+  });
+
+  it('what was not dropped yet is missing when it is read, and can be written', async () => {
+    const tier = await open(two());
+    const seen = following(tier);
+    const chain = names('striped', 64);
+    await Promise.all(chain.map((hash) => bench.write(tier, space, [hash], payloadBytes)));
+    const lost = tier.devices[1]!;
+    lost.fail(new Error('gone'));
+    const found = await bench.read(tier, space, chain, payloadBytes);
+    const failed = new Set(chain.filter((_, i) => found[i] !== 'ready'));
+    expect(failed.size).toBeGreaterThan(8);
+    expect(found.filter((status) => status === 'missing')).toHaveLength(failed.size);
+    for (const hash of failed) expect(tier.lookup(space, [hash])).toBe(0);
+    expect(seen).toEqual({ cleared: 0, held: new Set(chain.filter((hash) => !failed.has(hash))) });
+    await vi.waitUntil(() => lost.inService, patience);
+    expect(seen).toEqual({ cleared: 0, held: new Set(chain) });
+    expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+    lost.fail(new Error('gone again'));
+    const again = await bench.write(tier, space, [...failed], payloadBytes);
+    expect(again).toEqual([...failed].map(() => 'stored'));
+    expect(await bench.read(tier, space, [...failed], payloadBytes)).toEqual(again.map(() => 'ready'));
+    await vi.waitUntil(() => lost.inService, patience);
+    expect(seen).toEqual({ cleared: 0, held: new Set(chain) });
+    tier.checkIntegrity();
+    await tier.close();
+  });
+
+  it('of the last one in one word: nothing is listed from then on, however long the drop takes', async () => {
+    const tier = await open();
+    const seen = following(tier);
+    const chain = names('all', 40);
+    await bench.write(tier, space, chain, payloadBytes);
+    tier.devices[0]!.fail(new Error('gone'));
+    expect(seen).toEqual({ cleared: 1, held: new Set() });
+    expect([tier.stats().blocks, tier.lookup(space, chain), tier.remove(space, chain, 'asked')]).toEqual([0, 0, 0]);
+    expect(following(tier).held.size).toBe(0);
+    expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'missing'));
+    await vi.waitUntil(() => tier.stats().inService, patience);
+    expect(seen).toEqual({ cleared: 1, held: new Set(chain) });
+    tier.checkIntegrity();
     await tier.close();
   });
 });
