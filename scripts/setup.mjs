@@ -12,7 +12,7 @@ import { withLock } from './lib/lock.mjs';
 import { buildAhead, cudaGap, ensureNative, nativeIsCurrent } from './lib/native.mjs';
 import { ensureNpmPackages, npmIsCurrent } from './lib/npm.mjs';
 import { ensureCode, ensurePrograms, programsAreCurrent } from './lib/programs.mjs';
-import { ensureSystemPackages } from './lib/system.mjs';
+import { checkCmake, ensureSystemPackages } from './lib/system.mjs';
 
 const minimumNode = [20, 19];
 
@@ -21,6 +21,13 @@ export function checkNode(version = process.versions.node) {
   if (major > minimumNode[0] || (major === minimumNode[0] && minor >= minimumNode[1])) return;
   throw new SetupError(
     `Node ${version} is too old: ${minimumNode.join('.')} or newer is needed (nodejs.org, nvm install 22)`,
+  );
+}
+
+export function checkProcessor(arch = process.arch) {
+  if (arch === 'x64') return;
+  throw new SetupError(
+    `${arch} is not served: native code is written for x86-64; use such a machine, or its emulation`,
   );
 }
 
@@ -36,13 +43,17 @@ export async function setup({ need = ['npm', 'native'], packages = [] } = {}) {
       `${process.platform} is not served: io_uring, /dev/shm and O_DIRECT are Linux; use a Linux machine`,
     );
   }
+  checkProcessor();
   if (packages.length > 0) await ensureSystemPackages(packages);
   const gap = cudaGap(need);
   if (gap) process.stderr.write(`kvtier: ${gap}\n`);
   const npm = need.includes('npm');
   if ((!npm || (npmIsCurrent() && programsAreCurrent())) && nativeIsCurrent(need)) return;
   await withLock(join(root, 'build/.setup.lock'), async () => {
-    if (need.includes('native')) await ensureSystemPackages();
+    if (need.includes('native')) {
+      await ensureSystemPackages();
+      checkCmake();
+    }
     const ahead = buildAhead(need);
     try {
       if (npm) {

@@ -7,7 +7,10 @@ import { redisPackages } from '../../scripts/lib/system.mjs';
 import { importTypeScript } from '../../scripts/lib/typescript.mjs';
 import { setup } from '../../scripts/setup.mjs';
 
+const kinds = ['single', 'tls', 'cluster', 'sentinel'];
+
 await script(async ([kind]) => {
+  if (!kinds.includes(kind)) throw new SetupError(`name what to start: ${kinds.join(', ')}`);
   await setup({ need: ['npm'], packages: redisPackages });
   const { RedisServer, startTls, startCluster, startSentinel, aclRules } =
     await importTypeScript('infra/redis/servers.ts');
@@ -23,9 +26,7 @@ await script(async ([kind]) => {
     cluster: async () => ({ ...(await startCluster()), more: { mode: 'cluster' } }),
     sentinel: async () => ({ ...(await startSentinel()), more: { mode: 'sentinel', masterName: 'kvtier' } }),
   };
-  const start = starts[kind];
-  if (start === undefined) throw new SetupError(`name what to start: ${Object.keys(starts).join(', ')}`);
-  const { urls, more, stop } = await start();
+  const { urls, more, stop } = await starts[kind]();
   process.stdout.write(`${JSON.stringify({ servers: urls, ...more }, null, 2)}\nrunning; Ctrl-C ends it\n`);
   const alive = setInterval(() => {}, 1 << 30);
   await new Promise((resolve) => {

@@ -2,16 +2,18 @@
  * An S3 server by hand: node infra/s3/up.mjs [--port N]. Makes the bucket "kvtier", prints what the tier's configuration needs,
  * and lives until Ctrl-C, which leaves nothing.
  */
-import { script } from '../../scripts/lib/command.mjs';
+import { SetupError, script } from '../../scripts/lib/command.mjs';
 import { s3Packages } from '../../scripts/lib/system.mjs';
 import { importTypeScript } from '../../scripts/lib/typescript.mjs';
 import { setup } from '../../scripts/setup.mjs';
 
 await script(async (args) => {
+  const port = args.length === 0 ? undefined : Number(args[1]);
+  if (args.length > 0 && !(args.length === 2 && args[0] === '--port' && port >= 1 && port <= 65_535))
+    throw new SetupError('node infra/s3/up.mjs [--port N], a port from 1 to 65535');
   await setup({ need: ['npm'], packages: s3Packages });
   const { S3Server, s3Credentials } = await importTypeScript('infra/s3/servers.ts');
   const { makeBucket } = await importTypeScript('packages/store/tiers/src/s3/testing/s3.ts');
-  const port = args.includes('--port') ? Number(args[args.indexOf('--port') + 1]) : undefined;
   const server = await S3Server.start(port === undefined ? {} : { port });
   try {
     await makeBucket(server.url, 'kvtier');

@@ -16,13 +16,21 @@ const header =
 const program = (name) => () => onPath(name);
 const pythonModule = (name) => () => existsSync(`/usr/lib/python3/dist-packages/${name}`);
 
+const minimumCmake = [3, 25];
+const archive =
+  (...names) =>
+  () =>
+    names.every((name) => libraryFolders().some((dir) => existsSync(`${dir}/${name}`)));
+const both = (one, other) => () => one() && other();
+
 /** What the build needs: Debian's name → how to see that it is there. */
 export const buildPackages = {
   cmake: program('cmake'),
   'ninja-build': program('ninja'),
   'g++': program('g++'),
   'libopenblas-dev': header('cblas.h', 'openblas/cblas.h', 'openblas-pthread/cblas.h'),
-  'libssl-dev': header('openssl/ssl.h'),
+  // Linked statically; some distributions have the archives in a package of their own, or none.
+  'libssl-dev': both(header('openssl/ssl.h'), archive('libssl.a', 'libcrypto.a')),
   'liburing-dev': header('liburing.h'),
   'libxxhash-dev': header('xxhash.h'),
 };
@@ -60,6 +68,21 @@ function multiarch() {
   } catch {
     return [];
   }
+}
+
+/** Where a linker looks. */
+function libraryFolders() {
+  const folders = ['/usr/lib', '/usr/local/lib'].flatMap((dir) => [dir, dir.replace(/lib$/, 'lib64')]);
+  return [...folders, ...multiarch().map((dir) => dir.replace('/include/', '/lib/'))];
+}
+
+/** A package manager may bring one that is too old. @throws SetupError */
+export function checkCmake(said = spawnSync('cmake', ['--version'], { encoding: 'utf8' }).stdout ?? '') {
+  const [, major, minor] = (/version (\d+)\.(\d+)/.exec(said) ?? []).map(Number);
+  const [least, leastMinor] = minimumCmake;
+  if (major > least || (major === least && minor >= leastMinor)) return;
+  const found = major === undefined ? 'its version cannot be read' : `${major}.${minor} is too old`;
+  throw new SetupError(`cmake: ${found}; ${least}.${leastMinor} or newer is needed (cmake.org, pip install cmake)`);
 }
 
 function isThere(name) {

@@ -15,6 +15,8 @@ it('passes what is not JSON with the service’s name', () => {
     name: 'engine-worker',
     msg: 'boom',
   });
+  for (const line of ['{ code: 1', '{"level":40,"msg":"cut of'])
+    expect(JSON.parse(jsonLine('engine-worker', line))).toMatchObject({ level: 50, name: 'engine-worker', msg: line });
 });
 
 it('says which member of several a line is of', () => {

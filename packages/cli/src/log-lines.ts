@@ -17,7 +17,7 @@ export type LineFormatter = (service: string, line: string) => string;
  * which all call themselves the same, "member" says which one it was.
  */
 export const jsonLine: LineFormatter = (service, line) => {
-  if (!line.startsWith('{')) return JSON.stringify({ level: 50, time: Date.now(), name: service, msg: line });
+  if (parse(line) === null) return JSON.stringify({ level: 50, time: Date.now(), name: service, msg: line });
   return /-\d+$/.test(service)
     ? `{"member":${JSON.stringify(service)}${line === '{}' ? '' : ','}${line.slice(1)}`
     : line;

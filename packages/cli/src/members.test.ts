@@ -1,9 +1,9 @@
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { cacheNodeSchema, coordinatorSchema, engineWorkerSchema } from '@kvtier/config';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { type MemberOptions, planMembers, removeFormerNodes } from './members.ts';
+import { type MemberOptions, planMembers } from './members.ts';
 import { parseUp, type UpOptions } from './options.ts';
 import { planServices } from './services.ts';
 import type { ServiceSpec } from './supervisor.ts';
@@ -99,17 +99,6 @@ describe('members', () => {
       '--kv-bytes: 2 MiB are too little for 4 engines; give them 4 MiB',
     );
     expect(plan({ engines: 2, nodes: 2, diskBytes: 0 }).nodes.map(({ diskBytes }) => diskBytes)).toEqual([0, 0]);
-  });
-
-  it('leave no bytes of nodes that are none any more', () => {
-    for (const name of ['node-1', 'node-2', 'node-11', 'node-0', 'node-x', 'segments']) {
-      mkdirSync(join(dataDir, name));
-      writeFileSync(join(dataDir, name, 'bytes'), 'x');
-    }
-    expect(removeFormerNodes(dataDir, 2).toSorted()).toEqual(['node-11', 'node-2']);
-    expect(readdirSync(dataDir).toSorted()).toEqual(['node-0', 'node-1', 'node-x', 'segments']);
-    expect(removeFormerNodes(dataDir, 1)).toEqual(['node-1']);
-    expect(existsSync(join(dataDir, 'segments', 'bytes'))).toBe(true);
   });
 });
 

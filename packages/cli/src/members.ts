@@ -5,10 +5,10 @@
  *
  * Node 0 has the data folder itself, so that what one node had stored is there for the first of many; node i has DATA_DIR/node-i.
  */
-import { readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 import { formatBytes } from './bytes.ts';
+import { formerNodes } from './former-nodes.ts';
 import { arenaBudget, diskBudget, minArenaBytes, minDiskBytes, openDataDir } from './places.ts';
 
 export const maxEngines = 64;
@@ -17,7 +17,6 @@ export const maxNodes = 16;
 const defaultKvBytes = 256 * 2 ** 20;
 const minKvBytes = 2 ** 20;
 const MiB = 2 ** 20;
-const nodeFolder = /^node-[1-9]\d?$/;
 
 /** both: it computes prompts and decodes. */
 export type EngineRole = 'both' | 'prefill' | 'decode';
@@ -87,7 +86,8 @@ function planNodes({ nodes: count, engines, dataDir, ...options }: MemberOptions
     i === 0 ? dataDir : openDataDir(join(dataDir, `node-${i}`)),
   );
   const arena = arenaBudget(options.arenaBytes);
-  const disk = diskBudget(options.diskBytes, dataDir, dataDirs);
+  // What former nodes have stored goes once these have started.
+  const disk = diskBudget(options.diskBytes, dataDir, [...dataDirs, ...formerNodes(dataDir, count)]);
   for (const { remark } of [arena, disk]) if (remark) remarks.push(remark);
   const each = (bytes: number, least: number, option: string): number => {
     if (bytes === 0 || count === 1) return bytes;
@@ -148,10 +148,3 @@ function kvBytesEach({ engines, kvBytes }: MemberOptions, machine: Machine, rema
 /** Where there is one engine, and so one node, they have no number. */
 const memberName = (service: string, i: number, engines: number): string =>
   engines === 1 ? service : `${service}-${i}`;
-
-/** Removes what nodes have stored that are none any more: the disk budget is that of all, and nobody would count it. Returns them. */
-export function removeFormerNodes(dataDir: string, nodes: number): string[] {
-  const former = readdirSync(dataDir).filter((name) => nodeFolder.test(name) && Number(name.slice(5)) >= nodes);
-  for (const name of former) rmSync(join(dataDir, name), { recursive: true, force: true });
-  return former;
-}

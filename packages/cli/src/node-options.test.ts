@@ -46,8 +46,8 @@ it.each<[string, () => string[], RegExp]>([
   ['a bucket of nothing', () => ['--s3-bytes', '1g'], /^--s3-bytes: goes with --s3/],
   ['no bucket', () => ['--s3', 'https://x:1'], /^--s3: "https:\/\/x:1" is no place of a bucket/],
   ['too little', () => ['--redis', 'redis://x:1', '--redis-bytes', '1'], /^--redis-bytes: "1" is too little/],
-  ['no file', () => ['--node-config', join(folder, 'none')], /^--node-config: .*none cannot be used \(ENOENT/],
-  ['no JSON', () => ['--node-config', fileOf('b', '{')], /^--node-config: .*b cannot be used/],
+  ['no file', () => ['--node-config', join(folder, 'none')], /^--node-config: .*none cannot be read \(ENOENT/],
+  ['no JSON', () => ['--node-config', fileOf('b', '{')], /^--node-config: .*b: not valid JSON/],
   ['no object', () => ['--node-config', fileOf('c', '[]')], /^--node-config: .*c is no JSON object/],
   [
     'what up sets',

@@ -3,7 +3,7 @@
  * what `kvtier up` decides itself (socket, data folder, arena, disk, log level) cannot be set here; the node checks the rest.
  */
 import { readFileSync } from 'node:fs';
-import { type CacheNodeInput, groupSchema } from '@kvtier/config';
+import { type CacheNodeInput, groupSchema, parseJson } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import { parseBytes } from './bytes.ts';
 
@@ -73,15 +73,16 @@ function without(size: string | undefined, option: string, of: string): NodeOver
 }
 
 function readOverrides(file: string): NodeOverrides {
-  let value: unknown;
+  let text: string;
   try {
-    value = JSON.parse(readFileSync(file, 'utf8'));
+    text = readFileSync(file, 'utf8');
   } catch (error) {
     throw new KvError(
       'CONFIG',
-      `--node-config: ${file} cannot be used (${(error as Error).message}); name a JSON file`,
+      `--node-config: ${file} cannot be read (${(error as Error).message}); name a JSON file`,
     );
   }
+  const value = parseJson(text, `--node-config: ${file}`);
   if (typeof value !== 'object' || value === null || Array.isArray(value)) {
     throw new KvError('CONFIG', `--node-config: ${file} is no JSON object; write {"redis": ...}`);
   }

@@ -1,9 +1,9 @@
 /** The options of `kvtier up`. Unknown flags are refused with the nearest known one; every problem is one line. */
-import { homedir } from 'node:os';
-import { join, resolve } from 'node:path';
+import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { type EngineWorkerConfig, engineWorkerSchema } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
+import { cacheDir } from '@kvtier/model';
 import { type ApiServerPlace, apiFlagTypes, apiHelp, apiServerPlace } from './api-options.ts';
 import { parseBytes } from './bytes.ts';
 import { type GpuFlags, gpuFlags } from './gpu-options.ts';
@@ -136,10 +136,6 @@ const flags = {
   help: { type: 'boolean', short: 'h' },
 } as const;
 
-export function defaultDataDir(env = process.env): string {
-  return join(env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'kvtier');
-}
-
 /** null: help was asked for. @throws KvError CONFIG */
 export function parseUp(args: readonly string[]): UpOptions | null {
   const { values, positionals } = parseFlags(args, flags, 'kvtier up --help');
@@ -166,7 +162,7 @@ export function parseUp(args: readonly string[]): UpOptions | null {
   return {
     port: values.port === undefined ? 8000 : whole(values.port, '--port', 0, 65_535),
     apiServer: apiServerPlace(values),
-    dataDir: resolve(values['data-dir'] ?? defaultDataDir()),
+    dataDir: resolve(dataDirOf(values['data-dir'])),
     model: values.model ?? 'demo',
     tier,
     engines,
@@ -224,6 +220,12 @@ function nodeCount(text: string | undefined, engines: number, apart: boolean): n
   throw new KvError('CONFIG', `--nodes: ${nodes} nodes are more than engines (${engines}); ${remedy}`);
 }
 
+/** An empty name is that of a variable that is not set, not this folder. */
+function dataDirOf(dir = cacheDir()): string {
+  if (dir !== '') return dir;
+  throw new KvError('CONFIG', '--data-dir: names no folder; name one, or leave it out');
+}
+
 function withoutNodes(text: string | undefined): 0 {
   if (text === undefined) return 0;
   throw new KvError('CONFIG', '--nodes: there is no cache node with --no-tier; drop one');
@@ -242,13 +244,15 @@ export function parseFlags<const F extends NonNullable<Flags>>(args: readonly st
   for (const arg of args) {
     if (arg === '--') break;
     const name = /^--([^=]+)/.exec(arg)?.[1];
-    if (name === undefined || name in options) continue;
+    if (name === undefined || Object.hasOwn(options, name)) continue;
     const near = nearest(name, Object.keys(options));
     throw new KvError('CONFIG', `--${name}: unknown option; ${near ? `did you mean --${near}?` : `see ${help}`}`);
   }
   try {
     return parseArgs({ args: [...args], options, allowPositionals: true, strict: true });
   } catch (error) {
+    const unknown = /^Unknown option '(-[^']*)'/.exec((error as Error).message)?.[1];
+    if (unknown !== undefined) throw new KvError('CONFIG', `${unknown}: unknown option; see ${help}`);
     throw new KvError('CONFIG', `${(error as Error).message.split('\n')[0]!.replace(/\.$/, '')}; see ${help}`);
   }
 }

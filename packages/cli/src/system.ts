@@ -14,7 +14,8 @@ import { native } from '@kvtier/data-plane';
 import { removeStaleArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
 import { resolveModel } from '@kvtier/model';
-import { type Members, planMembers, removeFormerNodes } from './members.ts';
+import { formerNodes, removeFormerNode } from './former-nodes.ts';
+import { type Members, planMembers } from './members.ts';
 import type { UpOptions } from './options.ts';
 import { arenaDir, openDataDir, openRunDir } from './places.ts';
 import { lastingPorts, probePort } from './ports.ts';
@@ -81,6 +82,7 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
     abort?.addEventListener('abort', onAbort, { once: true });
     const ready = await supervisor.start();
     abort?.removeEventListener('abort', onAbort);
+    dropFormerNodes(options, dataDir, events);
     return {
       url: String(ready.get('coordinator')!.url),
       model,
@@ -128,13 +130,21 @@ function lockDataDir(dataDir: string): number {
 
 /** What this machine has, divided among the members. @throws KvError CONFIG */
 function membersOf(options: UpOptions, dataDir: string, events: SystemEvents): Members {
-  for (const former of removeFormerNodes(dataDir, options.nodes))
-    events.onEvent(`${former}: there is no such node any more; removed what it had stored`);
   const machine = { cores: availableParallelism(), freeMemoryBytes: process.availableMemory() };
   const gpuShare = options.gpu.memoryUtilization;
   const members = planMembers({ ...options, gpuShare, dataDir }, machine);
   for (const remark of members.remarks) events.onEvent(remark);
   return members;
+}
+
+/** Once these have started: a start that is refused removes nothing, nor does one without a tier. */
+function dropFormerNodes(options: UpOptions, dataDir: string, events: SystemEvents): void {
+  if (!options.tier) return;
+  for (const dir of formerNodes(dataDir, options.nodes)) {
+    removeStaleArenas(dir, arenaDir);
+    removeFormerNode(dir);
+    events.onEvent(`${dir}: there is no such node any more; removed what it had stored`);
+  }
 }
 
 const sum = (values: readonly number[]): number => values.reduce((all, each) => all + each, 0);
@@ -158,9 +168,7 @@ async function freePort(host: string, port: number): Promise<number> {
         : code === 'EACCES'
           ? 'may not be used by this user'
           : `cannot be used (${message})`;
-    throw new KvError(
-      'CONFIG',
-      `port ${port} on ${host} ${reason}; choose another: npm start -- --port ${port < 65_000 ? port + 1 : 8001}`,
-    );
+    const another = code === 'EACCES' && port !== 8000 ? 8000 : port < 65_000 ? port + 1 : 8001;
+    throw new KvError('CONFIG', `port ${port} on ${host} ${reason}; choose another: npm start -- --port ${another}`);
   }
 }

@@ -109,5 +109,15 @@ describe('where a service finds its configuration', () => {
     expect(read(argv('--config', join(folder, 'none')))).toThrow(/none: cannot be read \(ENOENT/);
     expect(read(argv('--config', broken))).toThrow(/broken\.json: not valid JSON/);
     expect(read(argv(), { KVTIER_CONFIG: 'x' })).toThrow(/^KVTIER_CONFIG: not valid JSON/);
+    expect(read(argv(), { KVTIER_CONFIG: '{"a": 1' })).toThrow(/^KVTIER_CONFIG: not valid JSON/);
+    // V8 quotes what it reads.
+    for (const text of [
+      '{"redis":{"password":hunter2hunter2}}',
+      '{"secretAccessKey":"hunter2" "hunter2"}',
+      '{\n "a": "hunter2\n"}',
+    ])
+      expect(read(argv(), { KVTIER_CONFIG: text })).toThrow(
+        /^KVTIER_CONFIG: not valid JSON( \(line \d, column \d+\))?; correct it$/,
+      );
   });
 });

@@ -7,6 +7,7 @@ import { KvError } from '@kvtier/errors';
 import * as z from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
 import { groupSchema } from './group.ts';
+import { parseJson } from './json.ts';
 import { kvEventsSchema } from './kv-events.ts';
 import { workerMembershipSchema } from './membership.ts';
 import { workerTlsSchema } from './worker-access.ts';
@@ -39,6 +40,7 @@ export {
   readEventAccess,
 } from './event-access.ts';
 export { groupSchema, readGroup } from './group.ts';
+export { parseJson } from './json.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
 export { isLoopback, type ServerTlsConfig, serverTlsSchema } from './listener.ts';
 export {
@@ -136,7 +138,7 @@ export const engineWorkerSchema = z.strictObject({
   hashAlgorithm: z.enum(['sha256', 'sha256_cbor', 'xxhash', 'xxhash_cbor']).default('sha256_cbor'),
   /** Root of the chains, as vLLM's PYTHONHASHSEED; fixed by default so that two processes always agree. */
   hashSeed: z.string().default('vllm-none-hash'),
-  loadDeadlineMs: z.number().int().min(1).default(5000),
+  loadDeadlineMs: z.number().int().min(1).max(600_000).default(5000),
   /** always: what the cache node holds is loaded, also where computing it would be faster. For measuring. */
   loads: z.enum(['planned', 'always']).default('planned'),
   /** Who pays for this engine's blocks at the cache node (its `quotas`). */
@@ -185,12 +187,4 @@ export function readServiceConfig<T>(schema: z.ZodType<T>, argv = process.argv, 
   }
   if (env.KVTIER_CONFIG) return parseConfig(schema, parseJson(env.KVTIER_CONFIG, 'KVTIER_CONFIG'), 'KVTIER_CONFIG');
   throw new KvError('CONFIG', 'command line: no configuration; give --config FILE (JSON)');
-}
-
-function parseJson(text: string, source: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new KvError('CONFIG', `${source}: not valid JSON (${(error as Error).message})`);
-  }
 }

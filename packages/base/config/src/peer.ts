@@ -48,7 +48,7 @@ export const peersSchema = z
     security,
     /** Data connections to each peer. */
     streams: z.number().int().min(1).max(16).default(4),
-    readLimitMs: z.number().int().min(1).default(5000),
+    readLimitMs: z.number().int().min(1).max(600_000).default(5000),
     /** Blocks of others that are listed, about 100 bytes each. */
     maxBlocks: z.number().int().min(1).default(16_777_216),
   })

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,20 +20,26 @@ struct WorkQueue::Shared {
 };
 
 WorkQueue::WorkQueue(unsigned threads) : shared_(std::make_shared<Shared>()) {
-  for (unsigned i = 0; i < threads; ++i) {
-    std::thread([shared = shared_] {
-      for (;;) {
-        std::function<void()> work;
-        {
-          std::unique_lock lock(shared->mutex);
-          shared->changed.wait(lock, [&] { return shared->closing || !shared->queue.empty(); });
-          if (shared->queue.empty()) return;
-          work = std::move(shared->queue.front());
-          shared->queue.pop_front();
-        }
-        work();
+  const auto serve = [shared = shared_] {
+    for (;;) {
+      std::function<void()> work;
+      {
+        std::unique_lock lock(shared->mutex);
+        shared->changed.wait(lock, [&] { return shared->closing || !shared->queue.empty(); });
+        if (shared->queue.empty()) return;
+        work = std::move(shared->queue.front());
+        shared->queue.pop_front();
       }
-    }).detach();
+      work();
+    }
+  };
+  for (unsigned i = 0; i < threads; ++i) {
+    try {
+      std::thread(serve).detach();
+    } catch (const std::system_error&) {
+      if (i == 0) throw;
+      return;  // fewer do it, too, more slowly
+    }
   }
 }
 

@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -35,12 +36,33 @@ using std::chrono::steady_clock;
 // exit(3) joins libuv's threads, and so hangs with whatever hangs in one of them.
 void ExitNow(const Napi::CallbackInfo& info) { _exit(info[0].As<Napi::Number>().Int32Value()); }
 
+// Where no thread can be had (a cgroup's limit): the kernel's own timer ends the process then, without a line.
+bool HasTimerEnd(milliseconds in) {
+  timer_t timer;
+  sigevent event{};
+  event.sigev_notify = SIGEV_SIGNAL;
+  event.sigev_signo = SIGKILL;
+  if (timer_create(CLOCK_MONOTONIC, &event, &timer) != 0) return false;
+  const auto ms = std::max<int64_t>(in.count(), 1);
+  itimerspec at{};
+  at.it_value = {ms / 1000, ms % 1000 * 1'000'000};
+  return timer_settime(timer, 0, &at, nullptr) == 0;
+}
+
 // stderr may be a pipe that nobody reads, or a file on the disk that hangs: its thread is left behind.
 [[noreturn]] void Die(const std::string& line) {
-  std::thread([line] { (void)!write(STDERR_FILENO, line.data(), line.size()); }).detach();
-  std::this_thread::sleep_for(milliseconds(100));
+  try {
+    std::thread([line] { (void)!write(STDERR_FILENO, line.data(), line.size()); }).detach();
+    std::this_thread::sleep_for(milliseconds(100));
+  } catch (const std::system_error&) {
+    // Its end matters more than its last line.
+  }
   kill(getpid(), SIGKILL);
   for (;;) pause();
+}
+
+std::string NoThread(const std::system_error& error) {
+  return std::string("SETUP: no further thread can be had (") + error.what() + "); raise the limit of processes and threads";
 }
 
 void KillAfter(const Napi::CallbackInfo& info) {
@@ -50,21 +72,30 @@ void KillAfter(const Napi::CallbackInfo& info) {
   const std::lock_guard lock(mutex);
   if (at >= earliest) return;
   earliest = at;
-  std::thread([at, line = info[1].As<Napi::String>().Utf8Value()] {
-    std::this_thread::sleep_until(at);
-    Die(line);
-  }).detach();
+  try {
+    std::thread([at, line = info[1].As<Napi::String>().Utf8Value()] {
+      std::this_thread::sleep_until(at);
+      Die(line);
+    }).detach();
+  } catch (const std::system_error& error) {
+    if (!HasTimerEnd(milliseconds(info[0].As<Napi::Number>().Int64Value()))) throw Napi::Error::New(info.Env(), NoThread(error));
+  }
 }
 
 void EndWithParent(const Napi::CallbackInfo& info) {
   static std::atomic<bool> watching{false};
   if (watching.exchange(true)) return;
   const milliseconds grace(info[0].As<Napi::Number>().Int64Value());
-  std::thread([parent = getppid(), grace, line = info[1].As<Napi::String>().Utf8Value()] {
-    while (getppid() == parent) std::this_thread::sleep_for(milliseconds(500));
-    std::this_thread::sleep_for(grace);
-    Die(line);
-  }).detach();
+  try {
+    std::thread([parent = getppid(), grace, line = info[1].As<Napi::String>().Utf8Value()] {
+      while (getppid() == parent) std::this_thread::sleep_for(milliseconds(500));
+      std::this_thread::sleep_for(grace);
+      Die(line);
+    }).detach();
+  } catch (const std::system_error& error) {
+    watching = false;
+    throw Napi::Error::New(info.Env(), NoThread(error));
+  }
 }
 
 // -- turns ------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,11 @@ namespace {
 class ThreadBackend final : public IoBackend {
  public:
   ThreadBackend(unsigned threads, Done done) : done_(std::move(done)) {
-    for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
+    try {
+      for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
+    } catch (...) {
+      if (threads_.empty()) throw;  // fewer do it, too, more slowly
+    }
   }
 
   ~ThreadBackend() override {

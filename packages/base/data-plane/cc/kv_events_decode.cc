@@ -8,7 +8,7 @@
 namespace kvtier {
 namespace {
 
-constexpr int32_t kRemoved = 1, kStored = 2, kCleared = 3;
+constexpr int32_t kRemoved = 1, kStored = 2, kCleared = 3, kStoredAgain = 4;
 constexpr int32_t kBatchHead = 6, kRecordHead = 11;
 constexpr int kMaxDepth = 8;
 
@@ -49,6 +49,13 @@ class Reader {
   bool Nil() {
     Need(1);
     if (*at_ != 0xc0) return false;
+    ++at_;
+    return true;
+  }
+
+  bool True() {
+    Need(1);
+    if (*at_ != 0xc3) return false;
     ++at_;
     return true;
   }
@@ -234,11 +241,11 @@ int32_t PlaceOf(std::string_view name, std::span<const uint8_t> names) {
 }
 
 // In the order in which they are written, as an array and as a map.
-enum Field : int { kHashes, kParent, kTokens, kBlockSize, kLoraId, kMedium, kLoraName, kExtraKeys, kGroup, kKind, kWindow, kLocality, kFields, kUnknown };
+enum Field : int { kHashes, kParent, kTokens, kBlockSize, kLoraId, kMedium, kLoraName, kExtraKeys, kGroup, kKind, kWindow, kLocality, kReused, kFields, kUnknown };
 constexpr std::string_view kNames[kFields] = {"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
                                               "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
-                                              "kv_cache_spec_sliding_window", "locality"};
-constexpr Field kStoredFields[] = {kHashes, kParent, kTokens, kBlockSize, kLoraId, kMedium, kLoraName, kExtraKeys, kGroup, kKind, kWindow, kLocality};
+                                              "kv_cache_spec_sliding_window", "locality", "reused"};
+constexpr Field kStoredFields[] = {kHashes, kParent, kTokens, kBlockSize, kLoraId, kMedium, kLoraName, kExtraKeys, kGroup, kKind, kWindow, kLocality, kReused};
 constexpr Field kRemovedFields[] = {kHashes, kMedium, kGroup, kLocality};
 constexpr Field kClearedFields[] = {kMedium};
 
@@ -260,7 +267,7 @@ Field FieldOf(std::string_view name, int last, int32_t type) {
   for (int field = 0; field <= last; ++field) {
     if (name == kNames[field]) throw Other{};
   }
-  if (name == "type" || name == "reused") throw Other{};
+  if (name == "type") throw Other{};
   return kUnknown;
 }
 
@@ -358,6 +365,10 @@ class Event {
           head_[10] = 1;
           for (uint32_t parts = in_.Array(); parts > 0; --parts) in_.Skip();
         }
+        break;
+      case kReused:
+        if (in_.True()) head_[0] = kStoredAgain;
+        else in_.Skip();
         break;
       default: throw Other{};
     }

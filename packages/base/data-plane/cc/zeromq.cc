@@ -39,6 +39,7 @@ Zmq Open() {
   void* library = Loaded();
   Zmq zmq{};
   Find(library, "zmq_ctx_new", zmq.ctx_new);
+  Find(library, "zmq_ctx_set", zmq.ctx_set);
   Find(library, "zmq_socket", zmq.socket);
   Find(library, "zmq_close", zmq.close);
   Find(library, "zmq_setsockopt", zmq.setsockopt);
@@ -64,9 +65,22 @@ const Zmq& Zmq::Library() {
   return zmq;
 }
 
-void* Zmq::Context() {
-  static void* context = Library().ctx_new();
+namespace {
+
+// Of a context 1,023 by default. A receiver has three, with its monitor's two ends, and there are up to 1,024 workers and as many nodes.
+constexpr int kContextSockets = 3 * 2 * 1024 + 64;
+
+void* NewContext() {
+  void* context = Zmq::Library().ctx_new();
   if (context == nullptr) throw std::runtime_error("ZeroMQ has no memory for a context");
+  if (Zmq::Library().ctx_set(context, Zmq::kMaxSockets, kContextSockets) != 0) throw std::runtime_error("ZeroMQ refuses its number of sockets");
+  return context;
+}
+
+}  // namespace
+
+void* Zmq::Context() {
+  static void* context = NewContext();
   return context;
 }
 

@@ -22,11 +22,13 @@ struct Zmq {
   static constexpr int kSubscribe = 6, kLinger = 17, kMaxMessageBytes = 22, kReceiveHighWaterMark = 24, kIpv6 = 42, kCurvePublicKey = 48,
                        kCurveSecretKey = 49, kCurveServerKey = 50, kHeartbeatInterval = 75, kHeartbeatTimeout = 77;
   static constexpr int kDontWait = 1;
+  static constexpr int kMaxSockets = 2;
   static constexpr int kEventDisconnected = 0x0200;
   static constexpr int kEventHandshake = 0x1000;
   static constexpr short kPollIn = 1;
 
   void* (*ctx_new)();
+  int (*ctx_set)(void* context, int option, int value);
   void* (*socket)(void* context, int type);
   int (*close)(void* socket);
   int (*setsockopt)(void* socket, int option, const void* value, size_t bytes);

@@ -1,5 +1,6 @@
-import { spawnSync } from 'node:child_process';
-import { closeSync, ftruncateSync, mkdtempSync, openSync, readSync, rmSync } from 'node:fs';
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, ftruncateSync, mkdtempSync, openSync, readFileSync, readSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep, setImmediate as turn } from 'node:timers/promises';
@@ -103,6 +104,26 @@ describe('the end of a process', () => {
 
   it('exitNow leaves with its code, and runs nothing any more', () => {
     expect(run('native.exitNow(7)')).toEqual({ status: 7, signal: null, stderr: '', stdout: '' });
+  });
+
+  it('killAfter kills also where no further thread can be had', async () => {
+    const code = `const native = require(${JSON.stringify(binding)});
+      process.stdin.once('data', () => { native.killAfter(50, 'no thread, no line\\n'); process.stdout.write('set'); });
+      setInterval(() => {}, 1_000);
+      process.stdout.write('ready');`;
+    const child = spawn(process.execPath, ['-e', code]);
+    let said = '';
+    child.stdout.on('data', (bytes) => {
+      said += bytes;
+    });
+    await vi.waitFor(() => expect(said).toBe('ready'), 10_000);
+    // Less than a thread's stack is left to it.
+    const [, kib] = /VmSize:\s+(\d+) kB/.exec(readFileSync(`/proc/${child.pid}/status`, 'utf8'))!;
+    const limit = spawnSync('prlimit', ['--pid', String(child.pid), `--as=${(Number(kib) + 4_096) * 1_024}`]);
+    expect(limit.status).toBe(0);
+    child.stdin.write('go');
+    const [, signal] = await once(child, 'exit');
+    expect({ said, signal }).toEqual({ said: 'readyset', signal: 'SIGKILL' });
   });
 
   it('killAfter says its line and kills a loop that stands still; the earliest counts', () => {

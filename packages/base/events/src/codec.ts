@@ -52,8 +52,17 @@ export function encodeEvent(event: KvEvent, { encoding = 'map', intBlockHashes =
   return writer.take();
 }
 
-/** Every field is there, null by default. Events of unknown types are left out. Throws KvError PROTOCOL. */
-export function decodeBatch(payload: Uint8Array): KvEventBatch {
+/**
+ * Every field is there, null by default. Events of unknown types are left out. Throws KvError PROTOCOL, for more than `maxBytes` or
+ * `maxHashes`, too.
+ */
+export function decodeBatch(
+  payload: Uint8Array,
+  maxBytes = Number.POSITIVE_INFINITY,
+  maxHashes = Number.POSITIVE_INFINITY,
+): KvEventBatch {
+  if (payload.length > maxBytes)
+    throw malformed(`a batch of ${payload.length} bytes of another form than publishers of today write`);
   let batch: unknown;
   try {
     batch = unpackr.unpack(payload);
@@ -63,6 +72,8 @@ export function decodeBatch(payload: Uint8Array): KvEventBatch {
   if (!Array.isArray(batch) || batch.length < 2) throw malformed('a batch is [ts, events, rank]');
   const [ts, events, rank] = batch as unknown[];
   if (!Array.isArray(events)) throw malformed('the events of a batch are an array');
+  const hashes = events.reduce((sum: number, event) => sum + hashesIn(event), 0);
+  if (hashes > maxHashes) throw malformed(`a batch of ${hashes} hashes of another form than publishers of today write`);
   return {
     ts: integer(ts, 'ts'),
     events: events.flatMap((event) => readEvent(event) ?? []),
@@ -226,6 +237,13 @@ function readEvent(event: unknown): KvEvent | undefined {
     : (event as Fields);
   if (tag === 'BlockStored') return readStored(fields);
   return tag === 'BlockRemoved' ? readRemoved(fields) : readCleared(fields);
+}
+
+/** Of an event that is not looked at yet. */
+function hashesIn(event: unknown): number {
+  if (typeof event !== 'object' || event === null) return 0;
+  const hashes: unknown = Array.isArray(event) ? event[1] : (event as Fields).block_hashes;
+  return Array.isArray(hashes) ? hashes.length : 0;
 }
 
 const readStored = (fields: Fields): BlockStored => ({

@@ -147,6 +147,35 @@ describe('a batch as words', () => {
     expect(byObjects).toBe(0);
   });
 
+  it('of blocks that were stored again is read by native code, too', () => {
+    const event = {
+      ...{ type: 'BlockStored' as const, blockHashes: [1n, 2n], parentBlockHash: null, tokenIds: [1, 2], blockSize: 1 },
+      ...{ loraId: null, medium: 'GPU', loraName: null, reused: true },
+    };
+    for (const encoding of ['map', 'array'] as const) {
+      const spy = vi.spyOn(native, 'decodeKvEvents');
+      const packed = new PackedDecoder().decode(
+        encodeBatch({ ts: 1, dataParallelRank: null, events: [event] }, { encoding }),
+      );
+      expect(spy.mock.results.map(({ value }) => (value as number) > 0)).toEqual([true]);
+      spy.mockRestore();
+      expect(seenIn(packed).events).toMatchObject([{ reused: true, hashes: [1n, 2n] }]);
+    }
+  });
+
+  it('that only objects can say is read up to a size that takes a short turn', () => {
+    const batchOf = (hashes: number, medium: string): Buffer =>
+      encodeBatch({
+        ...{ ts: 1, dataParallelRank: null },
+        events: [{ type: 'BlockRemoved', blockHashes: Array.from({ length: hashes }, () => 1n), medium }],
+      });
+    const decoder = new PackedDecoder();
+    expect(() => decoder.decode(batchOf(32_769, 'new'))).toThrow('a batch of 32769 hashes of another form');
+    expect(() => decoder.decode(batchOf(300_000, 'new'))).toThrow(/a batch of 3000\d\d bytes of another form/);
+    expect(decoder.decode(batchOf(32_768, 'new')).count).toBe(1);
+    expect(decoder.decode(batchOf(300_000, 'new')).count).toBe(1); // its name is known now
+  });
+
   it('damaged anywhere: refused where the decoder of objects refuses it, and else equal', () => {
     fc.assert(
       fc.property(batch, encoding, fc.nat(), fc.nat(255), fc.nat(3), ({ ...one }, how, place, byte, cut) => {

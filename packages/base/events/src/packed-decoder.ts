@@ -57,6 +57,9 @@ const batchHead = 6;
 /** A publisher that invents names forever is refused. */
 const maxNames = 64;
 const maxNameBytes = 255;
+/** Of what is read object by object, so that a turn stays short: 32,768 hashes take some 25 ms. Larger batches are refused, and so a gap. */
+const maxObjectBytes = 256 * 1024;
+const maxObjectHashes = 32_768;
 
 export class PackedDecoder {
   readonly #tokens: boolean;
@@ -73,7 +76,10 @@ export class PackedDecoder {
     for (const name of [...Object.values(media), 'LOCAL', 'REMOTE']) this.#placeOf(name);
   }
 
-  /** Throws KvError PROTOCOL for what `decodeBatch` refuses, for numbers beyond a word and for ever new names. */
+  /**
+   * Throws KvError PROTOCOL for what `decodeBatch` refuses, for numbers beyond a word, for ever new names, and for a large batch that
+   * native code does not read.
+   */
   decode(payload: Uint8Array): PackedBatch {
     let from = this.#end;
     let words = native.decodeKvEvents(payload, this.#tokens, this.#encodedNames, this.#slab, from);
@@ -82,7 +88,7 @@ export class PackedDecoder {
       from = 0;
       words = native.decodeKvEvents(payload, this.#tokens, this.#encodedNames, this.#slab, from);
     }
-    if (words < 0) return this.#pack(decodeBatch(payload));
+    if (words < 0) return this.#pack(decodeBatch(payload, maxObjectBytes, maxObjectHashes));
     this.#end = from + words;
     return this.batchAt(this.#slab, from);
   }

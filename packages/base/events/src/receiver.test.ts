@@ -148,3 +148,9 @@ it('who is closed has its end, also while it waits; others go on, though publish
   const receiver = open();
   await connected(receiver);
 });
+
+it('as many are open at once as there may be members', () => {
+  // More than ZeroMQ has sockets for of itself. Each takes three, and as many files.
+  for (let i = 0; i < 400; i++) open();
+  expect(receivers).toHaveLength(400);
+});

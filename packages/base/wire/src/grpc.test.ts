@@ -1,7 +1,18 @@
 /** gRPC helpers against real servers on Unix sockets. */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { chmodSync, chownSync, mkdirSync, mkdtempSync, readdirSync, renameSync, rmSync, statSync } from 'node:fs';
+import {
+  chmodSync,
+  chownSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -70,6 +81,15 @@ it('a stale socket is replaced', async () => {
   const server = await serve(`unix:${path}`, () => 'new');
   await expect(ask(`unix:${path}`)).resolves.toBe('new');
   await server.close();
+});
+
+it('a file that is no socket stays where it is', async () => {
+  const path = join(folder, 's');
+  writeFileSync(path, 'of somebody');
+  await expect(serve(`unix:${path}`, () => 'new')).rejects.toMatchObject({
+    ...{ code: 'SETUP', message: `${path}: is there, and is no socket; choose another address` },
+  });
+  expect(readFileSync(path, 'utf8')).toBe('of somebody');
 });
 
 it('a server that is being started changes nothing that the process makes meanwhile', async () => {

@@ -171,6 +171,10 @@ function removeSocket(path: string, inode: bigint): void {
 }
 
 async function replaceStaleSocket(path: string): Promise<void> {
+  const file = lstatSync(path, { throwIfNoEntry: false });
+  if (file === undefined) return;
+  // Connecting to a file is refused like connecting to a dead process's socket.
+  if (!file.isSocket()) throw new KvError('SETUP', `${path}: is there, and is no socket; choose another address`);
   const socket = createConnection(path);
   const outcome = await new Promise<string>((resolve) => {
     socket.setTimeout(probeTimeoutMs, () => resolve('live')); // its backlog is full: somebody is there

@@ -10,10 +10,17 @@ namespace kvtier {
 constexpr int kSpins = 300;
 
 ThreadPool::ThreadPool(int threads) {
-  for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { Work(thread); });
+  try {
+    for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { Work(thread); });
+  } catch (...) {  // no further thread can be had; those that were made must end before they are forgotten
+    Stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { Stop(); }
+
+void ThreadPool::Stop() {
   stop_.store(true);
   round_.fetch_add(1);
   round_.notify_all();

@@ -29,6 +29,7 @@ class ThreadPool {
 
  private:
   using Call = void (*)(const void* context, int64_t task, int thread);
+  void Stop();
   void Run(int64_t tasks, Call call, const void* context);
   void Work(int thread);
   void Drain(int thread);

@@ -18,12 +18,17 @@ class Workers {
   // At most `capacity` jobs wait; a job must not throw. `name`: of the threads, as top shows them; 15 letters. `niceness`: 0 to 19,
   // how far these threads stand back where processors are wanted by others.
   Workers(const char* name, int threads, size_t capacity, int niceness = 0) : capacity_(capacity) {
-    for (int i = 0; i < threads; ++i) {
-      threads_.emplace_back([this, name, niceness] {
-        pthread_setname_np(pthread_self(), name);
-        if (niceness > 0) setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), niceness);  // Linux: of this thread alone
-        Work();
-      });
+    try {
+      for (int i = 0; i < threads; ++i) {
+        threads_.emplace_back([this, name, niceness] {
+          pthread_setname_np(pthread_self(), name);
+          if (niceness > 0) setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), niceness);  // Linux: of this thread alone
+          Work();
+        });
+      }
+    } catch (...) {  // no further thread can be had; those that were made must end before they are forgotten
+      Stop();
+      throw;
     }
   }
   ~Workers() { Stop(); }

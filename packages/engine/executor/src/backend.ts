@@ -1,7 +1,6 @@
 /** Which backend runs a model, and what a GPU must know: decided here, once, with the reason when it cannot be. */
-import { homedir } from 'node:os';
-import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
+import { cacheDir } from '@kvtier/model';
 import {
   binding,
   type GpuStatus,
@@ -84,12 +83,9 @@ export function nativeGpu(
     copyDeadlineUs: copyDeadlineMs * 1000,
     captureAtStart,
     cublaslt,
-    choicesFolder: settings.choicesFolder ?? (name === 'cuda' ? choicesFolder() : ''),
+    choicesFolder: settings.choicesFolder ?? (name === 'cuda' ? cacheDir() : ''),
     equalBits,
     stepSizes,
     longestStepUs: longestStepMs * 1000,
   };
 }
-
-/** Where what was measured of this machine's GPUs is kept from start to start. */
-const choicesFolder = (): string => join(process.env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'kvtier');

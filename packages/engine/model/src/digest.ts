@@ -5,16 +5,10 @@
  */
 import { createHash } from 'node:crypto';
 import { mkdir, readFile, realpath, rename, writeFile } from 'node:fs/promises';
-import { homedir } from 'node:os';
 import { join } from 'node:path';
+import { cacheDir } from './cache-dir.ts';
 import type { ModelConfig } from './model-config.ts';
 import { changed, type ModelFile, sameFacts } from './model-folder.ts';
-
-/** `~/.cache/kvtier`, or below XDG_CACHE_HOME. */
-export function cacheDir(): string {
-  const base = process.env.XDG_CACHE_HOME;
-  return join(base?.startsWith('/') ? base : join(homedir(), '.cache'), 'kvtier');
-}
 
 /** The native hash of a file: XXH3-128 of the bytes of an open file, 16 bytes big-endian. */
 export type FileHash = (fd: number, path: string) => Promise<Uint8Array>;
@@ -38,18 +32,28 @@ async function fileDigest({ path: name, fd, handle, facts: known }: ModelFile, h
   const path = await realpath(name).catch(() => name);
   const { dev, ino, size, mtimeNs, ctimeNs } = known;
   const facts = `${path}\n${size} ${mtimeNs} ${ctimeNs} ${dev}:${ino}`;
-  const folder = join(cacheDir(), 'digests');
-  const entry = join(folder, createHash('sha256').update(path).digest('hex').slice(0, 32));
-  const [keptFacts, kept] = (await readFile(entry, 'utf8').catch(() => '')).split('\n\n');
+  const folder = digestsDir();
+  const entry = folder && join(folder, createHash('sha256').update(path).digest('hex').slice(0, 32));
+  const [keptFacts, kept] = entry ? (await readFile(entry, 'utf8').catch(() => '')).split('\n\n') : [];
   if (keptFacts === facts && /^[0-9a-f]{32}$/.test(kept ?? '')) return kept!;
 
   const fresh = await hashFile(fd, name);
   if (!sameFacts(known, await handle.stat({ bigint: true }))) throw changed(name);
   const text = Buffer.from(fresh).toString('hex');
+  if (!folder || !entry) return text;
   const temporary = `${entry}.${process.pid}.${process.hrtime.bigint()}`;
   await mkdir(folder, { recursive: true, mode: 0o700 })
     .then(() => writeFile(temporary, `${facts}\n\n${text}`, { mode: 0o600 }))
     .then(() => rename(temporary, entry))
     .catch(() => {}); // a home that cannot be written costs the next start a re-read, nothing else
   return text;
+}
+
+/** undefined: there is no place for them. */
+function digestsDir(): string | undefined {
+  try {
+    return join(cacheDir(), 'digests');
+  } catch {
+    return undefined;
+  }
 }

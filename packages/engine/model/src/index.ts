@@ -1,5 +1,6 @@
 /** What a model folder says: families, rope, weights, digests, made-up models. */
-export { cacheDir, modelDigest } from './digest.ts';
+export { cacheDir } from './cache-dir.ts';
+export { modelDigest } from './digest.ts';
 export { type ModelConfig, type ModelShape, readModelConfig } from './model-config.ts';
 export { ModelFolder, readModelFolder } from './model-folder.ts';
 export { type ResolvedModel, resolveModel } from './resolve-model.ts';

@@ -3,7 +3,7 @@ import { stat } from 'node:fs/promises';
 import { basename, join, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
-import { cacheDir } from './digest.ts';
+import { cacheDir } from './cache-dir.ts';
 import { makeRandomModel, makeRealModel, type RandomFamily } from './random-model.ts';
 import { realShapes } from './real-shapes.ts';
 
