@@ -166,8 +166,10 @@ export class Generation {
     }
     const job = this.#job(endpoint, requestId, read, asked, { placed, arrivedMs, body, signal });
     const generate = (onDelta: OnDelta): Promise<Totals> => this.#run(job, onDelta);
+    const { logger, unreadMs } = this.#options;
+    const taken = (): void => void this.#running.signOfLife();
     return this.#running.counted(job.echoes.length, true, () =>
-      read.params.stream ? stream(job, reply, generate, this.#options) : collect(job, reply, generate),
+      read.params.stream ? stream(job, reply, generate, { logger, unreadMs, taken }) : collect(job, reply, generate),
     );
   }
 

@@ -1,4 +1,7 @@
-/** Answers that are being generated, of all requests: how many at once, and the last sign of life of any. */
+/**
+ * Answers that are being generated, of all requests: how many at once, and the last sign of life of any. An answer runs until all of it is
+ * written: a client that takes what waited for it is a sign of life, too, or slow readers would look like a worker that is stuck.
+ */
 import { KvError } from '@kvtier/errors';
 
 export interface Progress {
@@ -28,7 +31,7 @@ export class RunningAnswers {
     return { running: this.#running, finished: this.#finished, silentMs };
   }
 
-  /** @returns when: now */
+  /** A token, or a client that reads. @returns when: now */
   signOfLife(): number {
     this.#lastSignMs = performance.now();
     return this.#lastSignMs;

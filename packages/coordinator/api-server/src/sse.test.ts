@@ -1,7 +1,9 @@
 /** Streams as they stand on the wire: chunks of HTTP/1.1 by their bytes, one answer after another on one connection, and HTTP/1.0. */
-import { connect } from 'node:net';
+import { createServer, type ServerResponse } from 'node:http';
+import { type AddressInfo, connect } from 'node:net';
 import { say } from '@kvtier/registry/testing';
 import { expect, it } from 'vitest';
+import { EventStream } from './sse.ts';
 import { Harness, ids } from './testing/harness.ts';
 
 const at = new Harness();
@@ -14,10 +16,10 @@ function asked(version: string, headers = ''): string {
 }
 
 /** All that comes until the server closes the connection. */
-function answersTo(text: string): Promise<Buffer> {
+function answersTo(text: string, port = Number(new URL(at.server.url).port)): Promise<Buffer> {
   return new Promise((resolve, reject) => {
     const parts: Buffer[] = [];
-    const socket = connect(Number(new URL(at.server.url).port), '127.0.0.1', () => socket.write(text));
+    const socket = connect(port, '127.0.0.1', () => socket.write(text));
     socket.on('data', (part) => parts.push(part));
     socket.once('end', () => resolve(Buffer.concat(parts)));
     socket.once('error', reject);
@@ -61,4 +63,37 @@ it('a client of HTTP/1.0 gets no chunks', async () => {
   const answer = (await answersTo(asked('1.0'))).toString();
   expect(answer).not.toMatch(/transfer-encoding/i);
   expect(textOf(answer.slice(answer.indexOf('\r\n\r\n') + 4))).toBe(told);
+});
+
+it.each([
+  ['waits for its turn', 'sendInTurn'],
+  ['is under way', 'send'],
+] as const)('nothing is written behind an end that %s: the connection’s next answer is whole', async (_, sent) => {
+  const late: Promise<unknown>[] = [];
+  const answer = async (response: ServerResponse): Promise<void> => {
+    const events = new EventStream(response, '1', { unreadMs: 20_000, taken: () => {}, headers: {} });
+    const sendLate = (): void => {
+      for (const sent of [events.send([{ late: 1 }]), events.sendText('{"late":2}'), events.sendInTurn([{ late: 3 }])])
+        late.push(Promise.resolve(sent).catch((why) => why.code));
+      late.push(Promise.resolve(events.end([{ late: 4 }])));
+    };
+    const large = events[sent]([{ text: 'x'.repeat(8 << 20) }]);
+    const failed = events.fail({ error: 'one' });
+    sendLate(); // and again while it is written, and when it is
+    await large;
+    sendLate();
+    await failed;
+    sendLate();
+  };
+  const server = createServer(({ url }, response) => void (url === '/next' ? response.end('next') : answer(response)));
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const get = (path: string, more = ''): string => `GET ${path} HTTP/1.1\r\nhost: localhost\r\n${more}\r\n`;
+  const { port } = server.address() as AddressInfo;
+  const bytes = await answersTo(get('/') + get('/next', 'connection: close\r\n'), port);
+  server.close();
+  const { body, rest } = unchunked(bytes.subarray(bytes.indexOf('\r\n\r\n') + 4));
+  expect(body.slice(-40)).toMatch(/x"}\n\ndata: {"error":"one"}\n\n$/);
+  expect(rest.toString()).toMatch(/^HTTP\/1.1 200 OK\r\n.*\r\n\r\nnext$/s);
+  const refused = ['CANCELLED', 'CANCELLED', 'CANCELLED', undefined];
+  expect(await Promise.all(late)).toEqual([...refused, ...refused, ...refused]);
 });

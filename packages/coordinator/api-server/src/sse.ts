@@ -2,31 +2,39 @@
  * Server-sent events to one client. After the first of them they go to its socket as they are, each as a chunk of HTTP/1.1 written in one
  * piece: a response takes three pieces and another turn for it, which is half of what a token costs.
  *
- * Invariants: what is sent goes out in its order, all of it before the end; at most one chunk per answer, and one for each of its moves,
- * waits beyond the socket's buffer; a client that does not read for `unreadMs` is cut off.
+ * Invariants: what is sent goes out in its order, all of it before the end, and nothing behind it: a connection that is kept has the next
+ * answer there. At most one chunk per answer, and one for each of its moves, waits beyond the socket's buffer; a client that does not read
+ * for `unreadMs` is cut off.
  */
 import type { ServerResponse } from 'node:http';
 import { setImmediate } from 'node:timers/promises';
 import { KvError } from '@kvtier/errors';
 
+export interface EventStreamOptions {
+  /** A client that takes nothing for so long is cut off. */
+  readonly unreadMs: number;
+  /** The client has taken what waited for it. */
+  readonly taken: () => void;
+  readonly headers: Readonly<Record<string, string>>;
+}
+
 export class EventStream {
   readonly #response: ServerResponse;
   readonly #unreadMs: number;
+  readonly #taken: () => void;
   #hasBegun = false;
+  /** Its end is written, or waits for its turn. */
+  #hasEnded = false;
   #drained: Promise<void> | undefined;
   /** Large chunks one after the other, and what is sent while some of these wait; never rejects. */
   #turns: Promise<void> = Promise.resolve();
   /** Whose turn has not ended. */
   #waiting = 0;
 
-  constructor(
-    response: ServerResponse,
-    requestId: string,
-    unreadMs: number,
-    headers: Readonly<Record<string, string>> = {},
-  ) {
+  constructor(response: ServerResponse, requestId: string, { unreadMs, taken, headers }: EventStreamOptions) {
     this.#response = response;
     this.#unreadMs = unreadMs;
+    this.#taken = taken;
     response.writeHead(200, {
       ...headers,
       'content-type': 'text/event-stream; charset=utf-8',
@@ -37,8 +45,8 @@ export class EventStream {
   }
 
   /**
-   * In one write. undefined: the client can take more; else resolves when it can. @throws KvError CANCELLED when it is gone or does
-   * not read
+   * In one write. undefined: the client can take more; else resolves when it can, and rejects with KvError CANCELLED when it is gone,
+   * does not read, or was told the end
    */
   send(chunks: readonly unknown[]): void | Promise<void> {
     return this.#send(eventsOf(chunks));
@@ -51,13 +59,14 @@ export class EventStream {
 
   /** The same for large ones, each in a turn of its own: those of many answers may come in one. */
   sendInTurn(chunks: readonly unknown[]): Promise<void> {
+    if (this.#hasEnded) return refused();
     return this.#inTurn(async () => {
       await setImmediate();
       await this.#sendNow(eventsOf(chunks));
     });
   }
 
-  /** With the last of its chunks, behind what waits. undefined: it has ended; else resolves when it has. */
+  /** With the last of its chunks, behind what waits. undefined: it has ended; else resolves when it has. Only the first end is told. */
   end(chunks: readonly unknown[]): void | Promise<void> {
     return this.#end(`${eventsOf(chunks)}data: [DONE]\n\n`);
   }
@@ -68,6 +77,7 @@ export class EventStream {
   }
 
   #send(text: string): void | Promise<void> {
+    if (this.#hasEnded) return refused();
     return this.#waiting === 0 ? this.#sendNow(text) : this.#sendInTurn(text);
   }
 
@@ -81,6 +91,8 @@ export class EventStream {
   }
 
   #end(text: string): void | Promise<void> {
+    if (this.#hasEnded) return undefined;
+    this.#hasEnded = true;
     const end = (): void => {
       if (!this.#response.destroyed) this.#response.end(text);
     };
@@ -122,8 +134,11 @@ export class EventStream {
         socket?.off('drain', onDrain);
         response.off('close', onClose);
         this.#drained = undefined;
-        if (failed === undefined) resolve();
-        else reject(new KvError('CANCELLED', failed));
+        if (failed !== undefined) reject(new KvError('CANCELLED', failed));
+        else {
+          this.#taken();
+          resolve();
+        }
       };
       const onDrain = (): void => settle(undefined);
       const onClose = (): void => settle('the client ended the request');
@@ -139,6 +154,8 @@ export class EventStream {
     return this.#drained;
   }
 }
+
+const refused = (): Promise<void> => Promise.reject(new KvError('CANCELLED', 'the stream has ended'));
 
 const eventOf = (json: string): string => `data: ${json}\n\n`;
 

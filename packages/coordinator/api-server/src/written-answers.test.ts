@@ -18,7 +18,7 @@ const delta = (index: number, text: string, part: Partial<Delta> = {}): Delta =>
 });
 
 /** One stream to a client that reads when it is told to. `run` returns when what it has said is not to be awaited. */
-async function streamed(run: Generate) {
+async function streamed(run: Generate, taken: () => void = () => {}) {
   const server = createServer();
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   const request = get({ port: (server.address() as AddressInfo).port, agent: false });
@@ -31,7 +31,7 @@ async function streamed(run: Generate) {
     echoes: many.map(() => echo),
   } as unknown as Written;
   const reply = { hijack: () => {}, raw, request: { id: '1' } } as unknown as FastifyReply;
-  const ended = stream(job, reply, run, { logger: silent, unreadMs: 20_000 });
+  const ended = stream(job, reply, run, { logger: silent, unreadMs: 20_000, taken });
   const [response] = (await once(request, 'response')) as [IncomingMessage];
   response.on('error', () => {}); // the client that leaves
   server.close();
@@ -77,6 +77,23 @@ it('an answer goes on at another worker while its first chunk waits: what follow
   });
   const ends = many.map((index) => [index, ' c', 'length']);
   expect(await read(response)).toEqual([...many.map((index) => [index, 'echo']), [7, ' b'], ...ends, '[DONE]']);
+});
+
+it('a client that takes what waits is noticed, also when all is said', async () => {
+  let isSaid = false;
+  let taken = 0;
+  const run: Generate = async (onDelta) => {
+    for (const index of many) void onDelta(delta(index, '', { finishReason: 'length' }));
+    isSaid = true;
+    return totals;
+  };
+  const { response, ended } = await streamed(run, () => {
+    if (isSaid) taken++;
+  });
+  expect(taken).toBeLessThan(many.length);
+  await read(response);
+  await ended;
+  expect(taken).toBeGreaterThan(0);
 });
 
 it('a failure is told behind what waits', async () => {

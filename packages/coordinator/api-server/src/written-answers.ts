@@ -42,6 +42,8 @@ export interface StreamOptions {
   readonly logger: Logger;
   /** A client that takes nothing of its stream for so long is cut off. */
   readonly unreadMs: number;
+  /** A client has taken what waited for it. */
+  readonly taken: () => void;
 }
 
 export async function collect(job: Written, reply: FastifyReply, generate: Generate): Promise<unknown> {
@@ -62,7 +64,7 @@ export async function stream(
   { endpoint, head, plan, placed, echoes }: Written,
   reply: FastifyReply,
   generate: Generate,
-  { logger, unreadMs }: StreamOptions,
+  { logger, unreadMs, taken }: StreamOptions,
 ): Promise<unknown> {
   const { includeUsage, returnTokenIds } = plan.params;
   let events: EventStream | undefined;
@@ -72,7 +74,7 @@ export async function stream(
   const onDelta = (delta: Delta): void | Promise<void> => {
     if (!events) {
       reply.hijack();
-      events = new EventStream(reply.raw, reply.request.id, unreadMs, placed.headers());
+      events = new EventStream(reply.raw, reply.request.id, { unreadMs, taken, headers: placed.headers() });
     }
     if (!delta.first && delta.finishReason === null && delta.text.length <= largeChars) {
       const { index } = delta;

@@ -73,6 +73,23 @@ it('whoever has enough with it hears nothing of what the decode side said meanwh
   expect([await passed, token.isOver, told]).toEqual([false, true, [[5]]]);
 });
 
+it('nothing that waits is told once the hand-off has ended, and nothing is given', async () => {
+  let take = (): void => {};
+  const taken = new Promise<void>((resolve) => {
+    take = resolve;
+  });
+  const { token, told } = early(() => taken);
+  token.give(drawn(5));
+  const passed = token.pass(drawn(5, 6));
+  token.leave();
+  take();
+  expect([await passed, token.isOver, told]).toEqual([false, false, [[5]]]);
+  const none = early();
+  none.token.leave();
+  none.token.give(drawn(5));
+  expect([none.token.isGiven, none.told]).toEqual([false, []]);
+});
+
 it.each<[string, OnEvent]>([
   [
     'at once',

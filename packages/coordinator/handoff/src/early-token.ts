@@ -42,6 +42,11 @@ export class EarlyToken {
     return this.#over.signal;
   }
 
+  /** The hand-off has ended, however it did: what still waits is not told, the answer may go on elsewhere. */
+  leave(): void {
+    this.#over.abort(over);
+  }
+
   /** The prefill side has drawn it, and the decode side has given none. Never throws. */
   give({ tokenIds, finishReason }: GenerateEvent): void | Promise<void> {
     if (this.#given !== undefined || this.signal.aborted) return undefined;
@@ -74,7 +79,7 @@ export class EarlyToken {
     }
     const rest = { ...event, tokenIds };
     if (this.#taken === undefined) return this.#onEvent(rest);
-    // It may turn out to have been the only one.
+    // It may turn out to have been the only one, or the hand-off ends meanwhile.
     return this.#taken.then(() => (this.signal.aborted ? false : this.#onEvent(rest)));
   }
 }

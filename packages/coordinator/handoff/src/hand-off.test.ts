@@ -1,5 +1,6 @@
 /** One hand-off over scripted calls: what it tells of its blocks. (Who dies when: the tests of the API server and the simulation.) */
 import { FakeWorkers } from '@kvtier/dispatch/testing';
+import { KvError } from '@kvtier/errors';
 import type { OnEvent } from '@kvtier/registry';
 import { event, greedy } from '@kvtier/registry/testing';
 import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
@@ -7,28 +8,31 @@ import { expect, it } from 'vitest';
 import type { Split } from './decision.ts';
 import { HandOff, type HandOffEngines, type Took } from './hand-off.ts';
 
-/** What a side says; or its call is waited for to be cancelled. */
-type Step = readonly ['d' | 'p', Partial<GenerateEvent> | 'cancelled'];
+/** What a side says; or its call is waited for to be cancelled; or it dies. */
+type Step = readonly ['d' | 'p', Partial<GenerateEvent> | 'cancelled' | 'dies'];
+/** What is told to the decode side, and given; `taken`: when the first that is given has been taken. */
+type Draws = { readonly tells: (string | number)[][]; readonly given: number[][]; readonly taken?: Promise<void> };
 
 /** Ten blocks of 16 tokens that worker 1 computes for worker 0, of which worker 0 holds `local`. Returns what was told at the end. */
 async function handedOff(
   events: readonly Step[],
   pending: number[] = [],
   parts: Took[] = [],
-  draws: { readonly tells: (string | number)[][]; readonly given: number[][] } = { tells: [], given: [] },
+  draws: Draws = { tells: [], given: [] },
 ): Promise<number[][]> {
   const workers = new FakeWorkers();
   workers.add('d');
   const prefill = { ...workers.add('p'), maxStepTokens: 512 } as unknown as Split['prefill'];
   const told: number[][] = [];
-  const streams = new Map<string, { onEvent: OnEvent; end: () => void; cancelled: Promise<void> }>();
+  type Stream = { onEvent: OnEvent; end: () => void; die: (why: KvError) => void; cancelled: Promise<void> };
+  const streams = new Map<string, Stream>();
   const follow = (number: number, _: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void> =>
-    new Promise((resolve) => {
+    new Promise((resolve, die) => {
       const cancelled = new Promise<void>((cancel) => {
         signal.addEventListener('abort', () => cancel(), { once: true });
       });
       void cancelled.then(resolve);
-      streams.set(number === 0 ? 'd' : 'p', { onEvent, end: resolve, cancelled });
+      streams.set(number === 0 ? 'd' : 'p', { onEvent, end: resolve, die, cancelled });
     });
   const engines = {
     workers: () => workers.all,
@@ -60,9 +64,15 @@ async function handedOff(
     },
   }).run(new AbortController().signal, ({ tokenIds }) => {
     draws.given.push([...tokenIds]);
+    return draws.given.length === 1 ? draws.taken : undefined;
   });
+  run.catch(() => {}); // awaited below
   for (const [who, said] of events) {
-    const { onEvent, end, cancelled } = streams.get(who)!;
+    const { onEvent, end, die, cancelled } = streams.get(who)!;
+    if (said === 'dies') {
+      die(new KvError('DISCONNECTED', 'killed', { retry: true }));
+      break;
+    }
     if (said === 'cancelled') {
       await cancelled;
       continue;
@@ -197,7 +207,6 @@ it('says nothing of what did not come as it should', async () => {
   expect(parts).toEqual([]);
 });
 
-type Draws = { tells: (string | number)[][]; given: number[][] };
 const drawn = async (...events: Parameters<typeof handedOff>[0]): Promise<Draws> => {
   const of: Draws = { tells: [], given: [] };
   await handedOff(events, [], [], of);
@@ -219,4 +228,23 @@ it('it is not told of a token that ends the answer, nor of one that it had first
   expect(await drawn(['d', state(0, 0)], ['d', begun], ['p', has([1])], ['d', has([2], 'length')])).toEqual({
     ...{ tells: [], given: [[1], [2]] },
   });
+});
+
+it('the decode side dies while the first token is being taken: what it said behind it comes from the next worker alone', async () => {
+  let take = (): void => {};
+  const taken = new Promise<void>((resolve) => {
+    take = resolve;
+  });
+  const draws: Draws = { tells: [], given: [], taken };
+  const both: Step = ['d', { ...begun, tokenIds: [1, 2] }];
+  const run = handedOff(
+    [['d', state(0, 0)], ['p', { ...state(0, 10), tokenIds: [1] }], both, ['d', 'dies']],
+    [],
+    [],
+    draws,
+  );
+  await expect(run).rejects.toMatchObject({ code: 'DISCONNECTED' });
+  take();
+  await new Promise(setImmediate);
+  expect(draws.given).toEqual([[1]]);
 });

@@ -9,7 +9,7 @@
  * `stallMs` gives way to another one, `tries` in all; without one D is told to compute the rest, which it would do by itself a
  * little later.
  *
- * Invariant: when `run` settles, no call of the hand-off runs, and none is counted on a worker.
+ * Invariant: when `run` settles, no call of the hand-off runs, none is counted on a worker, and nothing more is told.
  */
 import type { Share, Workers } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
@@ -175,6 +175,7 @@ export class HandOff {
     } finally {
       clearTimeout(this.#lastWord);
       this.#over.abort(ended);
+      early.leave();
       this.#options.listener.pending(0);
       await this.#leg;
       uncount();
