@@ -3,7 +3,7 @@ import { it } from 'vitest';
 import { hosts, hostsMissing } from '../../infra/hosts/hosts.ts';
 import { runs } from './python.ts';
 
-it('its parts by themselves', () => runs('test_vllm_parts test_vllm_filled test_vllm_names'));
+it('its parts by themselves', () => runs('test_vllm_parts test_vllm_arenas test_vllm_filled test_vllm_names'));
 it('edges of what may be claimed and stored: one rank, one step or one block unlike the others', () =>
   runs('test_vllm_edges'));
 it('no callback raises into the engine, whatever of ours does', () => runs('test_vllm_guards'));

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 import unittest
 from types import SimpleNamespace
 from unittest import mock
 
 os.environ["KVTIER_WITHOUT_SGLANG"] = "1"
 
-from kvtier.sglang import identity, storage  # noqa: E402
+from kvtier.sglang import identity, shares, storage  # noqa: E402
 from kvtier.sglang.identity import engine_of  # noqa: E402
 from rig import until  # noqa: E402
 from sglang_case import StorageCase  # noqa: E402
@@ -41,15 +42,53 @@ class Generations(StorageCase):
         self.assertEqual((engine.exists(names(1, 8)), other.exists(names(1, 8))), (8, 0))
         self.unharmed(engine, other)
 
+    @mock.patch.object(shares, "_ASK_AFTER_S", (0.0, 0.0, 0.0))
     def test_ranks_that_cannot_agree_share_nothing_any_more_after_a_flush(self) -> None:
         node = self.shared()
         engine = self.sglang(node, Pool(32, sides=1), rank=0, ranks=2, mla=True)
         engine.pool.clear()
-        with self.assertLogs("kvtier.sglang", "WARNING") as logs:
+        with self.assertLogs("kvtier.sglang", "WARNING") as logs, mock.patch.object(shares, "agreed", return_value=None) as asked:
             self.assertEqual((engine.backup(names(2, 5)), engine.exists(names(2, 5))), (0, 0))
+            until("it is given up", lambda: engine.storage.shares.refusal)
         self.assertIn("its ranks cannot agree", "".join(logs.output))
+        self.assertEqual((asked.call_count, len(logs.output)), (3, 2))
+        engine.storage.clear()
+        self.assertEqual((engine.backup(names(2, 5)), engine.exists(names(2, 5))), (0, 0))
+        self.assertEqual(engine.storage.shares._shares, {})
 
-    @mock.patch("kvtier.sglang.shares.agreed", lambda own: "all ranks")
+    @mock.patch.object(shares, "_ASK_AFTER_S", (0.0, 0.0, 0.0))
+    def test_no_call_waits_until_ranks_have_agreed_and_then_they_share(self) -> None:
+        node, keys = self.shared(), names(2, 5)
+        answers, waited = threading.Event(), []
+
+        def slow(_own: str) -> str | None:
+            waited.append(answers.wait(5))
+            return "all ranks" if len(waited) > 2 else None
+
+        with mock.patch.object(shares, "agreed", slow), self.assertLogs("kvtier.sglang", "WARNING"):
+            ranks = [self.sglang(node, Pool(32, sides=1), rank=rank, ranks=2, mla=True) for rank in range(2)]
+            for one in ranks:
+                one.storage.clear()
+                one.pool.clear()
+                self.assertEqual((one.backup(keys), one.exists(keys)), (0, 0))
+            self.assertEqual(waited, [])
+            answers.set()
+            until("attached again", lambda: all(one.attached for one in ranks))
+        self.assertEqual(ranks[0].backup(keys), 5)
+        self.assertEqual(ranks[1].prefetch(keys), (5, []))
+        self.unharmed(*ranks)
+
+    def test_ranks_that_cannot_be_told_from_another_replicas_are_not_asked(self) -> None:
+        said = SimpleNamespace(dp_size=2)
+        with mock.patch.object(storage, "server_args", return_value=said), mock.patch.object(shares, "agreed") as asked:
+            engine = self.sglang(self.shared(), Pool(32, sides=1), rank=0, ranks=2, mla=True)
+            with self.assertLogs("kvtier.sglang", "WARNING") as logs:
+                engine.storage.clear()
+        self.assertIn("not all of its replicas", "".join(logs.output))
+        asked.assert_not_called()
+        self.assertEqual(engine.exists(names(2, 5)), 0)
+
+    @mock.patch.object(shares, "agreed", lambda own: "all ranks")
     def test_ranks_have_the_same_generation(self) -> None:
         node = self.shared()
         ranks = [self.sglang(node, Pool(32, sides=1), rank=rank, ranks=2, mla=True) for rank in range(2)]
@@ -59,8 +98,8 @@ class Generations(StorageCase):
         self.assertEqual(ranks[0].backup(names(2, 5)), 5)
         self.assertEqual(ranks[1].prefetch(names(2, 5)), (5, []))
 
-    @mock.patch("kvtier.sglang.shares.agreed", lambda own: "all ranks")
-    def test_ranks_that_are_not_called_count_each_flush(self) -> None:
+    @mock.patch.object(shares, "agreed", return_value="all ranks")
+    def test_ranks_that_are_not_called_count_each_flush(self, asked: mock.Mock) -> None:
         node = self.shared()
         ranks = [self.sglang(node, Pool(32, sides=1), rank=rank, ranks=2, mla=True) for rank in range(2)]
         for seed in (2, 3):
@@ -73,6 +112,7 @@ class Generations(StorageCase):
         self.assertEqual([one.exists(names(2, 5)) for one in ranks], [0, 0])
         self.assertEqual(ranks[0].backup(names(3, 5)), 5)
         self.assertEqual(ranks[1].prefetch(names(3, 5)), (5, []))
+        self.assertEqual(asked.call_count, len(ranks))  # what they have agreed on they keep
         self.unharmed(*ranks)
 
     def test_a_backend_that_is_attached_again_goes_on_counting(self) -> None:

@@ -9,7 +9,6 @@ import random
 import re
 import sys
 import tempfile
-import threading
 import types
 import unittest
 from array import array
@@ -21,9 +20,7 @@ os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
 
 from engine_memory import LAYOUTS, Storage, Tensor, contiguous, make_layers
 from engine_parts import FullAttentionSpec, MambaSpec, SlidingWindowSpec
-from rig import until
 from kvtier.vllm import halves, layouts, options, versions
-from kvtier.vllm.arenas import Arenas
 from kvtier.vllm.bases import KVConnectorRole
 from kvtier.vllm.connector import KvtierConnector
 from kvtier.vllm.device import Device
@@ -33,7 +30,7 @@ from kvtier.vllm.groups import Group, Prefixes, Unsupported, groups_of
 from kvtier.vllm.guard import TROUBLES_TO_STOP, Troubles, harmless
 from kvtier.vllm.hints import Hints
 from kvtier.vllm.known import Known
-from kvtier.vllm.messages import ArenaPlace, KvtierWorkerMetadata, Part, Rank, StorePlan, packed
+from kvtier.vllm.messages import KvtierWorkerMetadata, Part, Rank, StorePlan, packed
 from kvtier.vllm.stats import COUNTERS, KvtierPromMetrics, KvtierStats, Since
 from kvtier.vllm.store_jobs import StoreJobs
 from kvtier.vllm.tiers import Tiers
@@ -136,29 +133,6 @@ class StoreCopies(unittest.TestCase):
         self.assertEqual(self.told(), {(5, 1): b"", (5, 9): b""})
         self.jobs.give_up(self.plan)
         self.assertEqual((self.told(), self.begun), ({(5, 1): b"", (5, 9): b""}, []))
-
-
-class ArenasOfAWorker(unittest.TestCase):
-    def test_no_step_waits_while_one_is_unmapped(self) -> None:
-        stepped, unmapped = threading.Event(), threading.Event()
-        waited: list[bool] = []
-
-        class Slow:
-            def close(self) -> None:
-                waited.append(stepped.wait(5))
-                unmapped.set()
-
-        copies = types.SimpleNamespace(map=lambda _ref, _folder: Slow())
-        arenas = Arenas(lambda: copies, None)  # type: ignore[arg-type, return-value]
-        arenas.follow([ArenaPlace("/a", 1, 7, 0)])
-        until("it is mapped", lambda: arenas.adopt(None) == [7])
-        arenas.follow([])
-        stepped.set()
-        self.assertTrue(unmapped.wait(60))
-        self.assertEqual(waited, [True])
-        with self.assertRaises(KeyError):
-            arenas[7]
-        arenas.close()
 
 
 class Groups(unittest.TestCase):

@@ -107,9 +107,9 @@ export class Incoming {
     }
   }
 
-  /** As when this one was passed over, as many as may load, or wait for other workers. */
-  isFullFor({ waitsBehind }: EngineRequest): boolean {
-    if (waitsBehind === undefined || !this.#options.connector.attached) return false;
+  /** As when this one was passed over, as many as may load, or wait for other workers. Who holds blocks waits for neither. */
+  isFullFor({ waitsBehind, holdsBlocks }: EngineRequest): boolean {
+    if (waitsBehind === undefined || holdsBlocks || !this.#options.connector.attached) return false;
     return waitsBehind === 'loads' ? this.#loadsMost : this.#awaitsMost;
   }
 
@@ -192,6 +192,7 @@ export class Incoming {
   #leave(request: EngineRequest, computed: CacheHit, blocks: number): void {
     this.#hit(request, computed);
     this.#waiting.remove(request);
+    request.waitsBehind = undefined; // it has its room, also when it comes back to the queue
     request.state = 'loading';
     this.expect(request, computed.tokens + blocks * this.#kv.blockTokens);
   }

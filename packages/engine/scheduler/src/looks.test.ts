@@ -4,10 +4,13 @@ import { describe, expect, it } from 'vitest';
 import { naiveAnswer, prompt, SchedulerRig } from './testing/rig.ts';
 
 /** Two loads that do not end, of the same prompt as `waiting` requests in the queue. */
-async function behindLoads(waiting: number): Promise<{ rig: SchedulerRig; looksOf: () => Promise<number> }> {
+async function behindLoads(
+  waiting: number,
+  blockCount = 64,
+): Promise<{ rig: SchedulerRig; looksOf: () => Promise<number> }> {
   let late = false;
   const limits = { maxSequences: 2, maxWaiting: 1_000, loadDeadlineMs: 600_000 };
-  const rig = new SchedulerRig({ blockCount: 64, limits, faults: { lateLoad: () => late } });
+  const rig = new SchedulerRig({ blockCount, limits, faults: { lateLoad: () => late } });
   for (const which of [1, 2]) await rig.generate(`warm ${which}`, prompt(which, 20));
   await rig.drain();
   rig.engine.resetPrefixCache();
@@ -74,6 +77,28 @@ describe('a long queue behind as many loads as may be', () => {
     rig.submit('computes', prompt(2, 20), { maxTokens: 40 });
     await rig.world.until(() => rig.ended('wants'));
     expect(rig.engine.stats()).toMatchObject({ waiting: 100, loading: 2, loads: 2 });
+    expect(rig.tokens('wants')).toEqual(naiveAnswer(prompt(2, 22), 4));
+  });
+
+  it.each([
+    ['first', 0],
+    ['last', 60],
+  ])('gets its turns also while others take every place in a step: the %s of it', async (_, before) => {
+    const { rig } = await behindLoads(before, 400);
+    const { world, engine } = rig;
+    const settled = (): boolean => world.pendingCount === 0 && world.timerCount === 2;
+    rig.submit('wants', prompt(2, 22));
+    for (let i = before; i < 60; i++) rig.submit(`r${2 + i}`, prompt(1, 22));
+    await world.until(settled);
+    expect(engine.stats()).toMatchObject({ waiting: 61, loading: 2, running: 0 });
+    rig.connector.tier.clear();
+    rig.submit('computes', prompt(2, 20), { maxTokens: 8 });
+    for (let i = 0; i < 200; i++) rig.submit(`busy${i}`, prompt(7 + (i % 40), 9 + (i % 3)), { maxTokens: 8 });
+    await world.until(() => rig.ended('computes'));
+    // What it wanted to load is cached; to look at all of them takes four passes that find a place.
+    await world.until(() => rig.ended('wants'));
+    expect([...rig.outputs.keys()].filter((id) => id.startsWith('busy') && rig.ended(id)).length).toBeLessThan(30);
+    expect(engine.stats()).toMatchObject({ loading: 2, loads: 2 });
     expect(rig.tokens('wants')).toEqual(naiveAnswer(prompt(2, 22), 4));
   });
 });

@@ -35,8 +35,11 @@ export class Looks {
     return --this.#left > 0;
   }
 
-  /** The pass has seen the whole queue. */
-  end(): void {
-    if (this.#againLeft > 0) this.#turn = -1;
+  /**
+   * The pass has seen those before `at`; undefined: the whole queue. A new turn begins when everybody behind the last one whom the pass came
+   * by was looked at. A pass that came less far says nothing of them: one that finds no free place in the step ends at the first.
+   */
+  end(at: EngineRequest | undefined): void {
+    if (this.#againLeft > 0 && (at === undefined || at.arrival > this.#turn)) this.#turn = -1;
   }
 }

@@ -198,13 +198,18 @@ export class Scheduler {
 
   #admitWaiting(): void {
     if (this.#budget === 0) return;
+    this.#looks.begin();
+    this.#looks.end(this.#walkQueue());
+  }
+
+  /** One pass over the queue: who it ends at, before it has seen all of it. */
+  #walkQueue(): EngineRequest | undefined {
     const { waiting, incoming } = this;
     /** Of those that were passed over. */
     let before = 0;
     let hasFound = false;
-    this.#looks.begin();
     for (let request = waiting.after(); request; request = waiting.after(request)) {
-      if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return;
+      if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return request;
       const isKnown = incoming.isFullFor(request);
       let admission = !isKnown || this.#looks.again(request) ? this.#admit(request, before) : 'later';
       if (admission === 'full' && this.#storing.giveRoom()) admission = this.#admit(request, before);
@@ -212,7 +217,7 @@ export class Scheduler {
         // Nothing runs, so nobody will free a block: take those of requests that have loaded and wait behind this one.
         const victim = this.#room.latestHolder(request);
         // Its blocks come back: now or later, and who had them is in the queue then.
-        if (this.#room.revokeYounger(victim && victim.arrival > request.arrival ? victim : request)) return;
+        if (this.#room.revokeYounger(victim && victim.arrival > request.arrival ? victim : request)) return request;
         if (!victim) break;
         this.#preempt(victim);
         admission = this.#admit(request, before);
@@ -224,15 +229,15 @@ export class Scheduler {
         if (this.#looks.goOn()) continue;
         // These are passed over at once next time: in a turn of its own, so that others get theirs.
         if (hasFound) this.#options.clock.after(0, this.#options.wake);
-        return;
+        return request;
       }
       if (admission !== 'full') continue;
       const othersHold =
         this.running.count + this.incoming.loads.count + this.exports.heldBlocks + this.#storing.count > 0;
       invariant(othersHold, () => `request ${request.id}: does not fit into an empty pool`);
-      return;
+      return request;
     }
-    this.#looks.end();
+    return undefined;
   }
 
   #admitTails(): void {

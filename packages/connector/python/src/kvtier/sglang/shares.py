@@ -1,7 +1,8 @@
 """A share is one session: the pages of one pool of this rank. Opened beside serving, as soon as the weights have a digest; until then,
 and without a node, there are misses.
 
-Invariant: a share is given only for the pages that were stored since the last flush or clear, unless the operator keeps them.
+Invariants: a share is given only for the pages that were stored since the last flush or clear, unless the operator keeps them. Nobody
+waits for other ranks: until they have agreed on a name for what comes after a flush there are misses, and for good where they do not.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from kvtier.sglang.pools import PoolView, Unsupported, anchor, facts_of, view
 from kvtier.weights import WeightsMissing, weights_digest
 
 log = logging.getLogger("kvtier.sglang")
+
+#: Before each time that the store of the ranks' group is asked: all of the process uses it, and it answers nobody while one waits in it.
+_ASK_AFTER_S = (0.0, 1.0, 4.0, 15.0, 60.0)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,9 @@ class Shares:
         #: What the shares are of.
         self._generation = 0
         self._engine: identity.Engine | None = None
+        #: What all ranks have agreed on, for as long as this process lives.
+        self._together: str | None = None
+        self._asking: threading.Thread | None = None
         self._stopped = threading.Event()
         self._kv_pool: Any = None
         refusal = identity.version_refusal(version, options.accept_versions) or identity.refusal(arguments, storage_config, options.keep_on_flush)
@@ -207,12 +214,36 @@ class Shares:
             self.refuse("the model's weights have no digest")
 
     def _generation_name(self, engine: identity.Engine) -> bytes | None:
-        """None: it has none that all of its ranks, and nobody else, would have."""
+        """None: it has none, or none yet, that all of its ranks, and nobody else, would have."""
         flushes = self._flushes
         if flushes is None or self._generation == 0:
             return b""
-        together = identity.flushed_together(engine, self._arguments, flushes.name, agreed)
+        together = identity.flushed_together(engine, self._arguments, flushes.name, self._agreed)
         return None if together is None else identity.generation_name(self._generation, self._options.keep_on_flush, together)
+
+    def _agreed(self, own: str) -> str | None:
+        """None: they are asked, beside the lock that this is under."""
+        if self._together is None and self._asking is None:
+            asking = threading.Thread(target=self._ask, args=(own,), name="kvtier-ranks", daemon=True)
+            asking.start()
+            self._asking = asking
+        return self._together
+
+    def _ask(self, own: str) -> None:
+        try:
+            for pause in _ASK_AFTER_S:
+                if self._stopped.wait(pause):
+                    return
+                together = agreed(own)
+                if together is not None:
+                    with self._lock:
+                        self._together = together
+                        self._open_locked()
+                    return
+                self.complain("its cache was flushed, and its ranks have not agreed yet on a name for that; they are asked again")
+        except Exception as error:
+            self._troubles.note("the name of a flush", error)
+        self.refuse("its cache was flushed, and its ranks cannot agree on a name for that")
 
     def _open_locked(self) -> None:
         engine = self._engine
@@ -221,7 +252,8 @@ class Shares:
         options = self._options
         generation = self._generation_name(engine)
         if generation is None:
-            self.refuse("its cache was flushed, and its ranks cannot agree on a name for that, or not all of its replicas may have been")
+            if self._asking is None:
+                self.refuse("its cache was flushed, and not all of its replicas may have been")
             return
         for name, (layout, page_tokens, facts) in self._memory.items():
             if name in self._shares:

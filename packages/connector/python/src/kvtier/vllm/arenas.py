@@ -82,16 +82,16 @@ class Arenas:
             self._leaving = [*(one for one in self._leaving if one.is_alive()), thread]
             thread.start()
         for place in wanted:
+            # Both are looked at in one go: a mapping that ends in between is in neither, and would be made twice.
             with self._lock:
                 known = self._places.get(place.id)
-                if known is not None and known.life != place.life:
-                    self._places[place.id] = place
-                    self._new.append(place.id)
-            if known is not None or place.id in self._under_way:
-                continue
-            thread = threading.Thread(target=self._map, args=(place,), name="kvtier-map", daemon=True)
-            self._under_way[place.id] = thread
-            thread.start()
+                if known is not None:
+                    if known.life != place.life:
+                        self._announced_anew(place)
+                elif place.id not in self._under_way:
+                    thread = threading.Thread(target=self._map, args=(place,), name="kvtier-map", daemon=True)
+                    thread.start()
+                    self._under_way[place.id] = thread
 
     def adopt(self, device: int | None) -> list[int]:
         """Those that are mapped since the last call. ``device``: the GPU for which they are pinned; None: the CPU's memory."""
@@ -111,11 +111,40 @@ class Arenas:
         for thread in [*self._under_way.values(), *self._leaving]:
             thread.join(0.2)
 
+    def _announced_anew(self, place: ArenaPlace) -> None:
+        """The scheduler's half has mapped it once more, and perhaps cannot hold the byte now, or can by now. Under the lock."""
+        self._places[place.id] = place
+        self._new.append(place.id)
+        if not place.session_byte:
+            self._unwatch(place.id)
+        elif place.id not in self._watches:
+            try:
+                self._watch(place.id, self._watched(place))
+            except FileNotFoundError:
+                pass  # it has ended: steps will not announce it any more
+
+    def _watched(self, place: ArenaPlace) -> int | None:
+        """@raises FileNotFoundError where it has ended"""
+        return watch(self._ref(place).within(self._folder).lock_path) if place.session_byte else None
+
+    def _watch(self, number: int, fd: int | None) -> None:
+        """Under the lock."""
+        if fd is None:
+            return
+        self._watches[number] = fd
+        if self._looking is None:
+            self._looking = threading.Thread(target=self._look, name="kvtier-arenas", daemon=True)
+            self._looking.start()
+
+    def _unwatch(self, number: int) -> None:
+        """Under the lock."""
+        if (fd := self._watches.pop(number, None)) is not None:
+            os.close(fd)
+
     def _take(self, number: int) -> Arena | None:
         """Nothing is begun with it any more. Under the lock."""
         self._places.pop(number, None)
-        if (fd := self._watches.pop(number, None)) is not None:
-            os.close(fd)
+        self._unwatch(number)
         if number in self._new:
             self._new.remove(number)
         return self._arenas.pop(number, None)
@@ -134,24 +163,20 @@ class Arenas:
         """The session that it was announced for. Under the lock. The scheduler's half keeps the byte, also of a node that has gone, as long
         as something that it has claimed is to be copied."""
         fd = self._watches.get(place.id)
-        return fd is not None and not is_held(fd, place.session_byte)
+        return fd is not None and place.session_byte != 0 and not is_held(fd, place.session_byte)
 
     def _map(self, place: ArenaPlace) -> None:
         fd = None
         try:
-            if place.session_byte:
-                fd = watch(self._ref(place).within(self._folder).lock_path)
+            fd = self._watched(place)
             if fd is None or is_held(fd, place.session_byte):
                 arena = self._copies().map(self._ref(place), self._folder)
                 with self._lock:
                     self._arenas[place.id], self._places[place.id] = arena, place
-                    if fd is not None:
-                        self._watches[place.id], fd = fd, None
+                    watched, fd = fd, None
+                    self._watch(place.id, watched)
                     self._new.append(place.id)
                     del self._under_way[place.id]
-                    if place.id in self._watches and self._looking is None:
-                        self._looking = threading.Thread(target=self._look, name="kvtier-arenas", daemon=True)
-                        self._looking.start()
                 return
         except FileNotFoundError:
             pass  # it has ended
@@ -163,7 +188,8 @@ class Arenas:
             if fd is not None:
                 os.close(fd)
         time.sleep(_RETRY_S)
-        self._under_way.pop(place.id, None)
+        with self._lock:
+            self._under_way.pop(place.id, None)
 
     def _look(self) -> None:
         while not self._closed.wait(_LOOK_S):

@@ -1,0 +1,145 @@
+"""Arenas of a vLLM worker: each is mapped once, and stays so until it is not announced any more or its session has ended."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+import types
+import unittest
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
+
+from rig import until
+from kvtier import hold
+from kvtier.vllm import arenas as arenas_of
+from kvtier.vllm.arenas import Arenas
+from kvtier.vllm.messages import ArenaPlace
+
+BYTE = 9
+
+
+class Mapped:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class BetweenLooks:
+    """A lock; what is to happen when this thread has let it go for the first time."""
+
+    def __init__(self, happens: Any) -> None:
+        self._lock = threading.Lock()
+        self._thread = threading.current_thread()
+        self._happens = [happens]
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: Any) -> None:
+        self._lock.release()
+        if threading.current_thread() is self._thread and self._happens:
+            self._happens.pop()()
+
+
+class ArenasOfAWorker(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = os.path.join(folder.name, "arena")
+        for name in (path, f"{path}.lock"):
+            open(name, "w").close()
+        self.place = ArenaPlace(path, 4096, 7, 8, BYTE, 1)
+        self.mapped: list[Mapped] = []
+        self.may_map = threading.Event()
+        self.may_map.set()
+        self.arenas = Arenas(lambda: types.SimpleNamespace(map=self.map), None)  # type: ignore[arg-type, return-value]
+        self.addCleanup(self.arenas.close)
+        look = mock.patch.object(arenas_of, "_LOOK_S", 0.01)
+        look.start()
+        self.addCleanup(look.stop)
+
+    def map(self, _ref: Any, _folder: Any) -> Mapped:
+        self.mapped.append(Mapped())
+        self.may_map.wait(5)
+        return self.mapped[-1]
+
+    def session(self) -> int:
+        """That has not ended until this is closed."""
+        held = hold.hold(f"{self.place.path}.lock", BYTE)
+        assert held is not None
+        return held
+
+    def follow(self, place: ArenaPlace) -> None:
+        self.arenas.follow([place])
+        until("it is mapped", lambda: self.arenas.adopt(None) == [place.id])
+
+    def test_no_step_waits_while_one_is_unmapped(self) -> None:
+        stepped, unmapped = threading.Event(), threading.Event()
+        waited: list[bool] = []
+
+        class Slow:
+            def close(self) -> None:
+                waited.append(stepped.wait(5))
+                unmapped.set()
+
+        copies = types.SimpleNamespace(map=lambda _ref, _folder: Slow())
+        arenas = Arenas(lambda: copies, None)  # type: ignore[arg-type, return-value]
+        arenas.follow([ArenaPlace("/a", 1, 7, 0)])
+        until("it is mapped", lambda: arenas.adopt(None) == [7])
+        arenas.follow([])
+        stepped.set()
+        self.assertTrue(unmapped.wait(60))
+        self.assertEqual(waited, [True])
+        with self.assertRaises(KeyError):
+            arenas[7]
+        arenas.close()
+
+    def test_one_whose_mapping_ends_while_it_is_announced_is_not_mapped_again(self) -> None:
+        self.addCleanup(os.close, self.session())
+        self.may_map.clear()
+        self.arenas.follow([self.place])
+        (mapping,) = self.arenas._under_way.values()
+
+        def ends() -> None:
+            self.may_map.set()
+            mapping.join(5)
+
+        self.arenas._lock = BetweenLooks(ends)  # type: ignore[assignment]
+        self.arenas.follow([self.place])
+        self.assertFalse(mapping.is_alive())
+        self.assertEqual(self.arenas._under_way, {})
+        self.assertEqual((len(self.mapped), self.arenas.adopt(None)), (1, [7]))
+
+    def test_one_that_is_announced_anew_without_a_byte_is_told_by_steps_alone(self) -> None:
+        held = self.session()
+        self.follow(self.place)
+        self.follow(replace(self.place, session_byte=0, life=2))
+        os.close(held)
+        time.sleep(0.2)
+        self.assertEqual((self.arenas[7], self.mapped[0].closed, self.arenas._watches), (self.mapped[0], False, {}))
+        self.arenas.follow([])
+        until("it is unmapped", lambda: self.mapped[0].closed)
+        self.assertEqual(len(self.mapped), 1)
+
+    def test_one_that_is_announced_anew_with_a_byte_goes_without_a_step_when_its_session_ends(self) -> None:
+        held = self.session()
+        self.follow(replace(self.place, session_byte=0))
+        self.follow(replace(self.place, life=2))
+        time.sleep(0.2)
+        self.assertFalse(self.mapped[0].closed)
+        os.close(held)
+        until("it is unmapped", lambda: self.mapped[0].closed, 5)
+        with self.assertRaises(KeyError):
+            self.arenas[7]
+        self.assertEqual((self.arenas._watches, len(self.mapped)), ({}, 1))
+
+
+if __name__ == "__main__":
+    unittest.main()
