@@ -1,7 +1,7 @@
 import { KvError } from '@kvtier/errors';
 import { namespaceFromDigest } from '@kvtier/identity';
 import { ManualClock, ModelArena, SteppedTier, settled, silent } from '@kvtier/placement/testing';
-import type { TierChange } from '@kvtier/tiers';
+import type { Tier, TierChange } from '@kvtier/tiers';
 import { expect, it, vi } from 'vitest';
 import { openOrLater } from './late-tier.ts';
 
@@ -59,6 +59,52 @@ it('a server that is not there is a tier out of service, until it is there; foll
   inner.put(namespace, hashes);
   expect(heard.length).toBe(3);
   await tier.close();
+});
+
+it('an opening that takes long is not waited for, and the tier is there when it has ended', async () => {
+  const clock = new ManualClock();
+  const inner = new SteppedTier('redis', new ModelArena(2));
+  inner.put(namespace, hashes);
+  let come: (tier: typeof inner) => void = () => {};
+  const open = vi.fn().mockReturnValue(new Promise((resolve) => (come = resolve)));
+  let tier: Tier | undefined;
+  const opening = openOrLater({ ...common, open, clock }).then((opened) => (tier = opened));
+  clock.advance(2_999);
+  await settled();
+  expect(tier).toBeUndefined();
+  clock.advance(1);
+  await opening;
+  const heard: TierChange[] = [];
+  tier!.follow((change) => heard.push(change));
+  expect(tier!.stats()).toMatchObject({ inService: false, outOfServiceReason: expect.stringContaining('3 s') });
+  clock.advance(3_600_000);
+  expect([open.mock.calls.length, clock.pending]).toEqual([1, 0]); // nothing else was begun beside it
+  come(inner);
+  await settled();
+  expect([tier!.lookup(namespace, hashes), tier!.stats().inService, heard.length]).toEqual([2, true, 2]);
+  await tier!.close();
+});
+
+it('an opening that takes long and fails is tried again, whatever it failed of, and said once', async () => {
+  const clock = new ManualClock();
+  const error = vi.fn();
+  const refused = new KvError('CONFIG', 'redis: wrong password; correct it');
+  let fail: (error: unknown) => void = () => {};
+  const open = vi
+    .fn()
+    .mockReturnValueOnce(new Promise((_, reject) => (fail = reject)))
+    .mockRejectedValue(refused);
+  const opening = openOrLater({ ...common, open, clock, log: { ...silent, error } });
+  clock.advance(3_000);
+  const tier = await opening;
+  fail(refused);
+  await settled();
+  clock.advance(1_000);
+  await settled();
+  expect([open.mock.calls.length, error.mock.calls.length]).toEqual([2, 1]);
+  expect(tier.stats().outOfServiceReason).toBe('redis: wrong password; correct it');
+  await tier.close();
+  expect(clock.pending).toBe(0);
 });
 
 it('its end ends the tries', async () => {

@@ -1,8 +1,12 @@
 /**
- * A tier whose server was not there at the start: out of service until it can be opened, then the tier itself. What cannot
- * ever work (a wrong password, a foreign bucket) is refused at the start and never comes here.
+ * A tier whose server was not there at the start, or said nothing: out of service until it can be opened, then the tier itself. What
+ * cannot ever work (a wrong password, a foreign bucket) is refused at the start, where its server says so in time.
  *
- * Invariant (law 2): until then lookups miss, writes are refused, nothing waits; tried again with a doubling pause.
+ *     openOrLater ──opened within `startMs`──▶ the tier
+ *          │ └──not opened yet──▶ LateTier: its opening goes on ──opened──▶ the tier
+ *          └──failed, may pass──▶ LateTier: pause ──▶ opening ──failed──▶ twice the pause ...
+ *
+ * Invariant (law 2): until then lookups miss, writes are refused, nothing waits; no two openings at one time.
  */
 import { KvError } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
@@ -19,6 +23,8 @@ import type {
 } from '@kvtier/tiers';
 import { followInPages, Slices } from '@kvtier/tiers';
 
+/** The node's start waits so long for an opening: longer than a server takes that answers, or refuses. */
+const startMs = 3_000;
 const firstPauseMs = 1_000;
 const longestPauseMs = 60_000;
 /** The node's end waits so long for an opening that is under way. */
@@ -33,16 +39,28 @@ export interface LateTierOptions {
   readonly log: Log;
 }
 
-/** The tier; where its server is not there now, one that comes later. KvError for what waiting does not mend. */
+/** The tier; where its server is not there now, or does not say so in time, one that comes later. KvError for what waiting does not mend. */
 export async function openOrLater(options: LateTierOptions): Promise<Tier> {
+  const { name, clock, log } = options;
+  const opening = options.open();
+  let cancel = (): void => {};
+  const limit = new Promise<undefined>((resolve) => {
+    cancel = clock.after(startMs, () => resolve(undefined));
+  });
   try {
-    return await options.open();
+    const tier = await Promise.race([opening, limit]);
+    if (tier !== undefined) return tier;
   } catch (error) {
     const failure = KvError.from(error);
     if (!failure.retry) throw failure;
-    options.log.warn({ tier: options.name, reason: failure.message }, 'a tier is not there; it is tried again');
+    log.warn({ tier: name, reason: failure.message }, 'a tier is not there; it is tried again');
     return new LateTier(options, failure.message);
+  } finally {
+    cancel();
   }
+  const reason = `${name}: not open after ${startMs / 1000} s; its server may be silent`;
+  log.warn({ tier: name, reason }, 'a tier is not there yet; the node does not wait for it');
+  return new LateTier(options, reason, opening);
 }
 
 class LateTier implements Tier {
@@ -61,12 +79,14 @@ class LateTier implements Tier {
   #cancelPause: () => void = () => {};
   #opening: Promise<void> = Promise.resolve();
 
-  constructor(options: LateTierOptions, reason: string) {
+  /** `opening`: one that has begun; else the next one is some time away. */
+  constructor(options: LateTierOptions, reason: string, opening?: Promise<Tier>) {
     this.name = options.name;
     this.supports = options.supports;
     this.#options = options;
     this.#reason = reason;
-    this.#tryLater();
+    if (opening === undefined) this.#tryLater();
+    else this.#opening = this.#take(opening);
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
@@ -150,26 +170,31 @@ class LateTier implements Tier {
 
   #tryLater(): void {
     this.#cancelPause = this.#options.clock.after(this.#pauseMs, () => {
-      this.#opening = this.#try();
+      this.#opening = this.#take(this.#options.open());
     });
     this.#pauseMs = Math.min(2 * this.#pauseMs, longestPauseMs);
   }
 
   /** Never rejects. */
-  async #try(): Promise<void> {
+  async #take(opening: Promise<Tier>): Promise<void> {
+    const { log } = this.#options;
     try {
-      const tier = await this.#options.open();
+      const tier = await opening;
       if (this.#closed) {
         await tier.close(); // nobody waits for it any more
         return;
       }
       this.#tier = tier;
     } catch (error) {
-      this.#reason = KvError.from(error).message;
+      const { message, retry } = KvError.from(error);
+      // A start would have been refused: said once, as long as it does not change.
+      if (!retry && message !== this.#reason)
+        log.error({ tier: this.name, reason: message }, 'a tier cannot be opened');
+      this.#reason = message;
       if (!this.#closed) this.#tryLater();
       return;
     }
-    this.#options.log.info({ tier: this.name }, 'the tier is there now');
+    log.info({ tier: this.name }, 'the tier is there now');
     for (const listener of this.#listeners.keys()) this.#listeners.set(listener, this.#tier.follow(listener));
     for (const begin of this.#paged) begin(this.#tier);
   }

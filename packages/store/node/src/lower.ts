@@ -68,7 +68,8 @@ export async function openLower(options: LowerOptions): Promise<Tier[]> {
       );
     }
     if (s3 !== null) {
-      const { S3Tier } = await import('@kvtier/tiers/s3');
+      const { S3Tier, loadSdk } = await import('@kvtier/tiers/s3');
+      await loadSdk(); // on a busy machine seconds, which are not the server's
       const open = () => S3Tier.open({ ...s3, arena, memory, slots, log });
       opened.push(
         await openOrLater({ name: 's3', supports: sharedSupports, capacityBytes: s3.bytes, open, clock, log }),

@@ -9,18 +9,22 @@
  * awaited: only the deadline ends that.
  *
  * Invariants: `onReady` sees every block below `loaded` exactly once, in chain order; what is emitted stays pinned until
- * `release`, nothing beyond it stays pinned after the end; the end comes exactly once, at the latest at the deadline.
+ * `release`, nothing beyond it is wanted after the end; the end comes exactly once, at the latest at the deadline. What is wanted no
+ * more is let go over several turns (block-turns.ts), and before its session pins as much for another load: what a session leases and
+ * what it has let go together stay within its bound.
  */
 import type { HashKey } from '@kvtier/identity';
 import type { Clock } from '@kvtier/runtime';
 import type { ArenaBlock } from '@kvtier/tiers';
 import type { Awaiting } from './awaiting.ts';
+import type { BlockTurns } from './block-turns.ts';
 import type { Counters } from './counters.ts';
 import type { Fetcher } from './fetcher.ts';
 import type { AwaitClient, FetchClient, FetchFailure, FetchRequest, NamespaceState, Waiter } from './fetches.ts';
 import type { StoreLimits } from './limits.ts';
 import type { Pins } from './pins.ts';
 import type { ArenaTop } from './ports.ts';
+import type { Steps } from './steps.ts';
 import type { TierGate } from './tier-gate.ts';
 
 /** '' = complete. 'cancelled': ended, released, or its session ended, before it was complete. */
@@ -34,6 +38,14 @@ export interface LoadEvents {
   onReady(first: number, blocks: readonly ArenaBlock[], tier: string): void;
   /** Exactly once, after the last `onReady`, never from inside `Load.start`'s caller. */
   onDone(loaded: number, reason: LoadReason): void;
+}
+
+/** What the loads of one session have in common. */
+export interface LoadingSession {
+  /** How many blocks it waits for. */
+  awaited: number;
+  /** What lets go of blocks, and has not ended, in its order. */
+  leaving?: Set<Steps<void>>;
 }
 
 export interface LoadOptions {
@@ -51,8 +63,8 @@ export interface LoadOptions {
   readonly isOver: (expiresS: number) => boolean;
   readonly limits: StoreLimits;
   readonly awaiting: Awaiting;
-  /** How many blocks its session waits for. */
-  readonly session: { awaited: number };
+  readonly blockTurns: BlockTurns;
+  readonly session: LoadingSession;
   readonly tenant: number;
   /** Blocks that this session may still lease. */
   readonly maxBlocks: number;
@@ -67,7 +79,7 @@ export class Load implements FetchClient, AwaitClient {
   readonly state: NamespaceState;
   readonly priority = 'demand';
   readonly tenant: number;
-  readonly session: { awaited: number };
+  readonly session: LoadingSession;
   readonly hashes: readonly HashKey[];
   readonly #options: LoadOptions;
   readonly #events: LoadEvents;
@@ -81,6 +93,8 @@ export class Load implements FetchClient, AwaitClient {
   #isServed = false;
   /** Of blocks that are awaited, by index. */
   readonly #waiters = new Map<number, Waiter>();
+  /** Else it ends with what is there when it begins: nothing is read for it. */
+  #takesTime = true;
   /** 0: nothing is awaited. */
   #awaitMs = 0;
   /** When the last block was told, or the load began. */
@@ -110,22 +124,23 @@ export class Load implements FetchClient, AwaitClient {
   /** Pins what is in the arena now and asks for the rest. A deadline of 0 ends with what is there. `awaitMs` 0: so does what is not held. */
   start(deadlineMs: number, awaitMs: number): void {
     const { clock } = this.#options;
-    this.#awaitMs = deadlineMs === 0 ? 0 : awaitMs;
+    this.#takesTime = deadlineMs > 0;
+    this.#awaitMs = this.#takesTime ? awaitMs : 0;
     this.#toldUs = clock.nowUs();
-    this.#begin(0, deadlineMs === 0 ? this.#limit : beginBatch);
-    if (this.#wanted.length > 0 && deadlineMs === 0) this.#give(this.#wanted[0]!, 'deadline');
-    else if (this.#cancelBegin !== undefined || this.#wanted.length + this.#waiters.size > 0) {
+    this.#begin(0);
+    if (this.#takesTime && (this.#cancelBegin !== undefined || this.#wanted.length + this.#waiters.size > 0)) {
       this.#cancelTimer = clock.after(deadlineMs, () => this.#end('deadline'));
       this.fetch();
     }
     this.#queueFlush();
   }
 
-  /** What becomes of blocks `from`.. and so many in this turn; of those behind them in a later one. */
-  #begin(from: number, most: number): void {
+  /** What becomes of blocks `from`.. as far as this turn goes; of those behind them in a later one. */
+  #begin(from: number): void {
     const { arena, locate, clock, maxBlocks, isOver } = this.#options;
     this.#cancelBegin = undefined;
-    const end = from + most;
+    const end = from + beginBatch;
+    this.#makeRoom(Math.min(this.#limit, end) - from);
     for (let index = from; index < Math.min(this.#limit, end); index++) {
       const hash = this.hashes[index]!;
       const block = arena.get(this.state.namespace, hash);
@@ -137,12 +152,13 @@ export class Load implements FetchClient, AwaitClient {
         // A foreign layout under our name: never used, and not in the way of the real one.
         if (payloadBytes !== undefined) this.#options.pins.remove(this.state.namespace, [hash], 'corrupt');
         if (locate(this.state, hash) === undefined) this.#lack(index, 'missing');
-        else this.#wanted.push(index);
+        else if (this.#takesTime) this.#wanted.push(index);
+        else this.#give(index, 'deadline');
       }
     }
     if (this.#limit <= end) return;
     this.#cancelBegin = clock.after(0, () => {
-      this.#begin(end, most);
+      this.#begin(end);
       this.fetch();
       this.#queueFlush();
     });
@@ -216,7 +232,7 @@ export class Load implements FetchClient, AwaitClient {
     if (this.#released) return false;
     this.#end('cancelled');
     this.#released = true;
-    for (let index = 0; index < this.#limit; index++) this.#unpin(index);
+    this.#letGo(0, this.#limit);
     return true;
   }
 
@@ -242,10 +258,32 @@ export class Load implements FetchClient, AwaitClient {
     this.#arrived[index] = { slot, payloadBytes, checksum, expiresS, hash, tier };
   }
 
-  #unpin(index: number): void {
-    if (this.#arrived[index] === undefined) return;
-    this.#arrived[index] = undefined;
-    this.#options.pins.unpin(this.state.namespace, this.hashes[index]!);
+  /** Nobody reads these any more. */
+  #letGo(from: number, to: number): void {
+    const { blockTurns } = this.#options;
+    let first = from;
+    while (first < to && this.#arrived[first] === undefined) first++;
+    if (first >= to) return;
+    const leaving = this.session.leaving ?? new Set();
+    this.session.leaving = leaving;
+    const work = this.#unpinning(first, to);
+    leaving.add(work);
+    blockTurns.add(work, () => leaving.delete(work));
+  }
+
+  *#unpinning(from: number, to: number): Steps<void> {
+    for (let index = from; index < to; index++) {
+      if (this.#arrived[index] === undefined) continue;
+      this.#arrived[index] = undefined;
+      this.#options.pins.unpin(this.state.namespace, this.hashes[index]!);
+      yield;
+    }
+  }
+
+  /** So many blocks that its session has let go are unpinned now, if there are any. */
+  #makeRoom(blocks: number): void {
+    let left = blocks;
+    for (const work of this.session.leaving ?? []) while (left > 0 && !work.next().done) left--;
   }
 
   /** The block cannot be had now: it is awaited, if there is time and room for that; else the chain ends before it. */
@@ -267,13 +305,13 @@ export class Load implements FetchClient, AwaitClient {
     const before = this.#limit;
     this.#limit = index;
     this.#reason = reason;
-    for (let beyond = index; beyond < before; beyond++) {
-      this.#unpin(beyond);
+    for (let beyond = index; beyond < before && this.#waiters.size > 0; beyond++) {
       const waiter = this.#waiters.get(beyond);
       if (waiter === undefined) continue;
       this.#waiters.delete(beyond);
       this.#options.awaiting.delete(waiter);
     }
+    this.#letGo(index, before);
   }
 
   /** Once per turn, so that blocks which arrive together travel together; `onDone` never comes from inside `start`. */

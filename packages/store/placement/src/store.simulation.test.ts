@@ -363,8 +363,8 @@ it('a random life keeps every invariant, and everything comes back at its end', 
         const [disk, s3] = bench.lower;
         const answered = (): boolean =>
           [disk, s3].some((tier) => bench.answer('read', 'ready', tier) || bench.answer('write', 'stored', tier));
-        // What a breaker keeps back goes on with time, and is answered then.
-        for (let turn = 0; turn < 20; turn++) {
+        // What a breaker keeps back goes on with time, and is answered then; what was let go is unpinned one block a turn.
+        for (let turn = 0; turn < 60; turn++) {
           for (let answer = 0; answered(); answer++) {
             await settled();
             invariant(answer < 1000, 'the disk has work for ever');

@@ -10,14 +10,12 @@
 import { KvError } from '@kvtier/errors';
 import { createPolicy, type EvictionPolicy } from '@kvtier/eviction';
 import type { HashKey, Namespace } from '@kvtier/identity';
+import { victimPassingOver } from '@kvtier/tiers';
 import type { Counters } from './counters.ts';
 import { maxTenants } from './residency.ts';
 
 /** Whose blocks' sizes are known: far more than have sessions at one time. */
 export const maxNamespaces = 4_096;
-
-/** Reads in flight are fewer, mostly: these keep their place. */
-const manyPassed = 64;
 
 /** Bytes by tier name. */
 export type Quota = Readonly<Record<string, number | undefined>>;
@@ -72,18 +70,9 @@ class Account {
     if (index !== undefined) this.#policy.touch(index, 0);
   }
 
-  /**
-   * Blocks that are pinned for long are not used meanwhile, and in the end colder than all others. So many are the warmest again once
-   * they were passed over: each reservation would pass over all of them, else.
-   */
+  /** What is pinned for long is passed over once, not with each reservation. */
   coldest(mayGo: (entry: Entry) => boolean): Entry | undefined {
-    const passed: number[] = [];
-    const index = this.#policy.victim((candidate) => {
-      if (mayGo(this.#entries[candidate]!)) return true;
-      passed.push(candidate);
-      return false;
-    });
-    if (passed.length > manyPassed) for (const one of passed) this.#policy.touch(one, 0);
+    const index = victimPassingOver(this.#policy, { mayGo: (candidate) => mayGo(this.#entries[candidate]!) });
     return index === undefined ? undefined : this.#entries[index];
   }
 

@@ -11,6 +11,7 @@ export { DiskTier } from './disk/disk-tier.ts';
 export type { DiskStep } from './disk/options.ts';
 export { type ArenaSlots, type DiskTierOptions, planCapacity } from './disk/options.ts';
 export { Followers, followInPages, followInSlices, pagesOfMap } from './kit/followers.ts';
+export { victimPassingOver } from './kit/passing-over.ts';
 export { RowSlots } from './kit/row-slots.ts';
 export { Slices, slicing } from './kit/slices.ts';
 export type * from './kit/tier.ts';

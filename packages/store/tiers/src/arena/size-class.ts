@@ -3,20 +3,15 @@
  *
  *     in the policy's order ──passed over, among many──▶ aside ──nobody uses it any more──▶ in that order again
  *
- * Blocks that are kept for long (pins last minutes) are not used meanwhile, so that in the end all of them are colder than any other;
- * passed over at each allocation, thousands of them would make it as slow. Where a touch makes a block the warmest, so many are touched
- * once they were passed. Elsewhere they are put aside, with what is kept of their chains: `s3-fifo` walks over all parents, and asks
- * about none of them. So what is passed over adds up to no more than what is kept and what is allocated.
+ * What is kept for long is passed over once (kit/passing-over.ts). Where no touch makes a block the warmest, it is put aside, with what is
+ * kept of its chain: `s3-fifo` walks over all parents, and asks about none of them.
  *
  * Invariant: a block is the policy's or aside; what is aside is in use.
  */
 import { invariant } from '@kvtier/errors';
 import { createPolicy, type EntryIndex, type EvictionPolicy, type PolicyName } from '@kvtier/eviction';
+import { manyPassed, victimPassingOver } from '../kit/passing-over.ts';
 
-/** Reads in flight are fewer, mostly: these keep their place. */
-const manyPassed = 64;
-/** Policies under which a touch makes a block warmer than those that were touched before. */
-const ordersByUse: ReadonlySet<PolicyName> = new Set(['lru', 'lfu']);
 /** No other policy counts more. */
 const maxUses = 3;
 
@@ -82,15 +77,12 @@ export class SizeClass<E extends Ranked> {
 
   /** The coldest that nobody uses. */
   coldest(): E | undefined {
-    const { isIdle } = this.#options;
-    const passed = new Set<E>();
-    const victim = this.#policy.victim((index) => {
-      const entry = this.#entries[index]!;
-      if (isIdle(entry)) return true;
-      passed.add(entry);
-      return false;
+    const { isIdle, mayPass } = this.#options;
+    const victim = victimPassingOver(this.#policy, {
+      mayGo: (index) => isIdle(this.#entries[index]!),
+      mayPass,
+      onPassed: (passed) => this.#putAside(Array.from(passed, (index) => this.#entries[index]!)),
     });
-    if (passed.size > 0) this.#passed(passed);
     return victim === undefined ? undefined : this.#entries[victim];
   }
 
@@ -116,12 +108,9 @@ export class SizeClass<E extends Ranked> {
     this.#policy.insert(entry.index, entry.usedUs, { parent: this.#options.parentOf(entry)?.index });
   }
 
-  #passed(passed: ReadonlySet<E>): void {
-    const { policy, isIdle, parentOf, mayPass = manyPassed } = this.#options;
-    if (ordersByUse.has(policy)) {
-      if (passed.size > mayPass) for (const { index, usedUs } of passed) this.#policy.touch(index, usedUs);
-      return;
-    }
+  /** If they are many, with what is kept of their chains. */
+  #putAside(passed: readonly E[]): void {
+    const { isIdle, parentOf, mayPass = manyPassed } = this.#options;
     const kept = new Set(passed);
     for (const entry of passed) {
       for (let above = parentOf(entry); above !== undefined; above = parentOf(above)) {

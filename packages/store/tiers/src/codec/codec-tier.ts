@@ -76,9 +76,9 @@ export class CodecTier implements Tier {
   }
 
   /** Known for namespaces of which this life has written or read a block: a slot of the encoded size would be too small. */
-  objectBytes(namespace: Namespace, hash: HashKey): number | undefined {
+  objectBytes(namespace: Namespace, hash: HashKey, guess?: number): number | undefined {
     const { inner } = this.#options;
-    const slotBytes = this.#slotBytes.get(namespace.key);
+    const slotBytes = this.#slotBytes.get(namespace.key) ?? guess;
     if (slotBytes === undefined || inner.lookup(namespace, [hash]) === 0) return undefined;
     return Math.max(slotBytes, inner.objectBytes?.(namespace, hash) ?? 0);
   }

@@ -406,13 +406,22 @@ describe('a world that refuses', () => {
     await tier.close();
   });
 
-  it('never writes an object into a slot that is too small for it, and keeps it for who asks rightly', async () => {
-    const tier = await open();
-    const hash = hashNamed('long');
-    await bench.write(tier, space, [hash], 40_000);
-    expect(await bench.read(tier, space, [hash], 1000)).toEqual(['missing']);
+  it('never writes an object into a slot that is too small for it, and forgets it for one that fits', async () => {
+    let tier = await open();
+    const hashes = names('long', 2);
+    await bench.write(tier, space, hashes, 40_000);
+    const told: string[] = [];
+    tier.follow(({ kind, hashes: which }) => told.push(`${kind} ${which.length}`));
+    told.length = 0;
+    expect(await bench.read(tier, space, hashes.slice(0, 1), 1000)).toEqual(['missing']);
     expect(tier.stats()).toMatchObject({ corrupt: 0, blocks: 1 });
-    expect(await bench.read(tier, space, [hash], 40_000)).toEqual(['ready']);
+    expect(told).toEqual(['removed 1']);
+    expect(await bench.write(tier, space, hashes.slice(0, 1), 1000)).toEqual(['stored']);
+    expect(await bench.read(tier, space, hashes.slice(0, 1), 1000)).toEqual(['ready']);
+    expect(await bench.read(tier, space, hashes.slice(1), 40_000)).toEqual(['ready']);
+    await tier.close();
+    tier = await open();
+    expect(await bench.read(tier, space, hashes.slice(0, 1), 1000)).toEqual(['ready']);
     await tier.close();
   });
 

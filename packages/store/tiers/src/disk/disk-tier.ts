@@ -250,10 +250,12 @@ export class DiskTier implements Tier {
         // Its turn to be dropped has come. No failure of the tier: the other devices are to be asked.
         this.#index.remove(entry);
         onDone(index, 'missing');
-      }
-      // Never into a slot that is too small for it; whoever has a larger one may have it.
-      else if (table.pages(entry) * pageBytes > this.#options.slots.slotBytesOf(slot)) onDone(index, 'missing');
-      else found.push({ index, slot, entry, segment: this.#index.segmentOf(entry), page: table.page(entry) });
+      } else if (table.pages(entry) * pageBytes > this.#options.slots.slotBytesOf(slot)) {
+        // Never into a slot that is too small for it. All blocks of a namespace are of one size: one of two engines computes its namespace
+        // wrongly. Here this would count as held, and keep its name from being written, for ever. Peers ask no more than fits (PeerServer).
+        this.remove(namespace, [hash], 'asked');
+        onDone(index, 'missing');
+      } else found.push({ index, slot, entry, segment: this.#index.segmentOf(entry), page: table.page(entry) });
     }
     if (found.length === 0) return;
     // Neighbours in a file travel as one I/O.

@@ -90,15 +90,19 @@ export interface Tier {
   write(namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]>;
   /**
    * Bring objects into arena slots, verified. `onDone` is called once per block, as each ends, in any order; the promise
-   * resolves after the last.
+   * resolves after the last. An object that is larger than its slot is 'missing', and a tier below the arena does not list it any more:
+   * blocks of a namespace are of one size, and this one would be in the way of its name for ever.
    */
   read(
     namespace: Namespace,
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void>;
-  /** Bytes of slot that reading this block takes; undefined: not held, or not known before it is read. */
-  objectBytes?(namespace: Namespace, hash: HashKey): number | undefined;
+  /**
+   * Bytes of slot that reading this block takes; undefined: not held, or not known before it is read. `guess`: taken for it
+   * where it is not known, or what it takes at least if that is more.
+   */
+  objectBytes?(namespace: Namespace, hash: HashKey, guess?: number): number | undefined;
   /** Somebody has shown the ticket of a pin that other nodes behind this tier, which hold this block, may keep for a session of theirs. */
   endPin?(namespace: Namespace, ticket: Buffer, hash: HashKey): void;
   /** Forget blocks; `reason` "corrupt" is counted as such. Returns how many were held. */

@@ -14,8 +14,7 @@ const disk = (bench: TestBench) =>
 tierConformance("peer's arena", (bench) => PeerPair.open(bench, sharedSecret()), {
   persistent: false,
   runs: 10,
-  forgetsMisfits: true,
 });
 tierConformance("peer's disk", (bench) => PeerPair.open(bench, sharedSecret(), disk), {
-  ...{ persistent: false, runs: 5, forgetsMisfits: true },
+  ...{ persistent: false, runs: 5 },
 });

@@ -4,6 +4,8 @@ import { connect } from 'node:net';
 import { join } from 'node:path';
 import { type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
 import { afterEach, beforeEach, expect, it } from 'vitest';
+import { ArenaMemory } from '../arena/arena-memory.ts';
+import { CodecTier, type codecNames } from '../codec/codec-tier.ts';
 import { DiskTier } from '../disk/disk-tier.ts';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
 import type { PeerLoops } from './peer-loops.ts';
@@ -59,6 +61,23 @@ it('a slot that is too small for a block below: missing, and the owner keeps its
   expect(disk.stats().corrupt).toBe(0);
   expect(remote.tier.stats().bytes).toBe(0);
 });
+
+it.each(['none', 'lz4'] as const)(
+  'so it is where nobody has read of it yet what a block takes, with codec %s',
+  async (codec) => {
+    const below = (name: (typeof codecNames)[number]) =>
+      new CodecTier({
+        ...{ inner: disk, codec: name, arena: remote.arena, memory: new ArenaMemory(remote.arena, 8 << 20) },
+        ...{ slots: remote.tier, nowUs: () => performance.now() * 1000 },
+      });
+    await remote.write(below(codec), space, chain, payloadBytes);
+    await node.close();
+    node = await GivingNode.open(remote, { below: below('none') });
+    const one = await connected();
+    expect(await local.read(one, space, chain, 1000)).toEqual(chain.map(() => 'missing'));
+    expect(disk.lookup(space, chain)).toBe(chain.length);
+  },
+);
 
 it('a block that is corrupt below is removed after a hint; one that is sound stays', async () => {
   await remote.write(disk, space, chain, payloadBytes);

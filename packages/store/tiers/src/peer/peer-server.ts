@@ -253,7 +253,7 @@ export class PeerServer {
       const slotBytes = this.#bytesBelow(namespace, name, request.slotBytes);
       const own = arriving?.(namespace, name);
       const lending = this.#lendings.get(namespace.key + name);
-      // The tier below would take an object that is larger than its slot for a corrupt one.
+      // The tier below would forget an object that is larger than its slot; its size is a stranger's word.
       if (slotBytes === undefined || slotBytes > request.slotBytes) this.#decline(request, 'missing');
       else if (own !== undefined) void own.then(() => this.#serve([request]));
       else if (lending !== undefined) this.#lendTo(request, namespace, name, lending);
@@ -301,7 +301,7 @@ export class PeerServer {
   #bytesBelow(namespace: Namespace, hash: HashKey, otherwise: number): number | undefined {
     const { slots, below } = this.#options;
     if (below === undefined || below.lookup(namespace, [hash]) === 0) return undefined;
-    const bytes = below.objectBytes?.(namespace, hash) ?? otherwise;
+    const bytes = below.objectBytes?.(namespace, hash, otherwise) ?? otherwise;
     if (bytes < 2 * headerBytes || bytes - headerBytes > slots.maxPayloadBytes) return undefined;
     return bytes;
   }

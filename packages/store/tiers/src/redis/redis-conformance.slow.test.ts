@@ -37,6 +37,6 @@ describe.each(Object.entries(kinds))('%s', (name, start) => {
       await Promise.all(kind.group.servers.map((server) => server.cli('flushall')));
       return openTier(bench, { servers: kind.group.urls, ...kind.settings });
     },
-    { persistent: true, runs: 3, forgetsMisfits: true },
+    { persistent: true, runs: 3 },
   );
 });

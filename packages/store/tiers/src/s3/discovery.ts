@@ -26,7 +26,7 @@ const firstReadBytes = 16 << 10;
 const requestsAtOnce = 8;
 /** So many tables in a row that are not answered for: it is the server, and no pack's own fault. */
 const silencesMax = 2 * requestsAtOnce;
-/** A pack whose table could not be read is left alone for so many passes. */
+/** A pack that could not be read is left alone for so many passes. */
 const passesLeftAlone = 10;
 
 export interface DiscoveryOptions {
@@ -53,7 +53,7 @@ export class Discovery {
   /** Not ours, or damaged and refused deletion: by slot, the ETag, so that each is looked at once. */
   readonly #foreign = new Map<number, string>();
   #otherForeign = 0;
-  /** Packs whose tables could not be read: by slot, the ETag, and the pass that looks again. */
+  /** Packs that could not be read: by slot, the ETag, and the pass that looks again. */
   readonly #unreadable = new Map<number, { readonly etag: string; readonly nextPass: number }>();
   #pages = 0;
   #passes = 0;
@@ -213,6 +213,11 @@ export class Discovery {
     return decodePackTable(Buffer.concat([start, rest]), object.bytes);
   }
 
+  /** It cannot be read: what it holds is not looked for before some passes. */
+  leaveAlone(slot: number, etag: string): void {
+    this.#unreadable.set(slot, { etag, nextPass: this.#passes + passesLeftAlone });
+  }
+
   /** An object in a slot that this node knows nothing of. Returns why it cannot be read and is left alone. */
   async #meet(found: Found): Promise<KvError | undefined> {
     const { slot, object, serverMs } = found;
@@ -224,7 +229,7 @@ export class Discovery {
       if (!(error instanceof KvError)) throw error;
       if (api.suspended !== undefined) return undefined; // the server is gone, and nothing is known of this pack
       this.#silences = error.retry ? this.#silences + 1 : 0;
-      this.#unreadable.set(slot, { etag: object.etag, nextPass: this.#passes + passesLeftAlone });
+      this.leaveAlone(slot, object.etag);
       return error;
     }
     this.#silences = 0;

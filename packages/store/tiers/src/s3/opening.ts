@@ -90,7 +90,8 @@ function refusal(error: KvError, plan: S3Plan): KvError {
   if (/NoSuchBucket|LIST .*HTTP 404/.test(what)) {
     return new KvError('CONFIG', `s3: bucket ${plan.bucket} does not exist at ${at}; create it, or correct the name`);
   }
-  if (/HTTP 40[13]|Credential|credentials/.test(what)) {
+  // Credentials that somebody was asked for and did not bring in time are no wrong ones, and neither is a server's silence.
+  if (/HTTP 40[13]/.test(what) || (!error.retry && /credentials/i.test(what))) {
     return new KvError('CONFIG', `s3: ${at} refuses the credentials for bucket ${plan.bucket} (${what}); correct them`);
   }
   if (/HTTP (30\d|400)/.test(what)) {

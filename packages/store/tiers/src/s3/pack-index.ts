@@ -5,7 +5,7 @@
  * Out of service nothing counts as held; back in service packs count again one after the other, each when followers are told of it.
  *
  * Invariant: a listed entry is in the map and counted in its pack, both or neither; a pack's entries that were removed are not
- * listed again as long as that pack lives, because its table is read only once.
+ * listed again as long as that pack is known here, because its table is read only once.
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';

@@ -27,6 +27,8 @@ export interface PackReaderOptions {
   readonly arena: ArenaHandle;
   readonly memory: ArenaMemory;
   readonly onGone: (pack: Pack) => void;
+  /** The server does not give it, and to ask again would not help. false: that may be the server, and no fault of the pack's. */
+  readonly onRefused: (pack: Pack, why: KvError) => boolean;
   readonly onCorrupt: (entry: PackEntry) => void;
 }
 
@@ -51,16 +53,17 @@ export class PackReader {
     deadlineMs: number,
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void> {
-    const { api, arena, memory, onGone, onCorrupt } = this.#options;
-    const { pack, offset } = run[0]!.entry;
-    const targets = run.map(({ slot, entry }) => memory.view(slot, entry.bytes));
+    const { arena, onCorrupt } = this.#options;
+    const end = (status: ReadStatus): void => {
+      for (const { index } of run) onDone(index, status);
+    };
+    const failure = await this.#get(run, deadlineMs);
+    if (failure !== undefined) {
+      end(failure);
+      return;
+    }
     let faults: Uint8Array;
     try {
-      if (!(await api.get(packKey(pack.slot), pack.etag, offset, targets, deadlineMs))) {
-        onGone(pack);
-        for (const { index } of run) onDone(index, 'missing');
-        return;
-      }
       faults = await native.arenaVerify(
         arena,
         Float64Array.from(run, ({ slot }) => slot),
@@ -69,12 +72,27 @@ export class PackReader {
       );
     } catch (error) {
       if (!(error instanceof KvError)) throw error;
-      for (const { index } of run) onDone(index, 'failed');
+      end('failed');
       return;
     }
     for (const [at, { index, entry }] of run.entries()) {
       if (faults[at] !== 0) onCorrupt(entry);
       onDone(index, faults[at] === 0 ? 'ready' : 'corrupt');
+    }
+  }
+
+  /** Into the slots; what becomes of these blocks when it does not come. */
+  async #get(run: readonly WantedBlock[], deadlineMs: number): Promise<'missing' | 'failed' | undefined> {
+    const { api, memory, onGone, onRefused } = this.#options;
+    const { pack, offset } = run[0]!.entry;
+    const targets = run.map(({ slot, entry }) => memory.view(slot, entry.bytes));
+    try {
+      if (await api.get(packKey(pack.slot), pack.etag, offset, targets, deadlineMs)) return undefined;
+      onGone(pack);
+      return 'missing';
+    } catch (error) {
+      if (!(error instanceof KvError)) throw error;
+      return !error.retry && onRefused(pack, error) ? 'missing' : 'failed';
     }
   }
 }

@@ -101,6 +101,12 @@ it('a server that fails after the check is tried again later', async () => {
   await expect(open()).rejects.toMatchObject({ code: 'IO', retry: true });
 });
 
+it('a server that is silent is tried again later, and no word is said of credentials', async () => {
+  bucket.fault = () => new Promise(() => {});
+  const silence = await open({ timeLimitMs: 600, idleLimitMs: 500 }).catch((error: unknown) => error);
+  expect(silence).toMatchObject({ code: 'IO', retry: true, message: expect.stringContaining('does not answer') });
+});
+
 it.each([
   ['403', 1],
   ['403', 20],
@@ -177,4 +183,94 @@ it('its end does not wait for reads and writes of a silent server', async () => 
   expect(performance.now() - startMs).toBeLessThan(4_000);
   expect(await reading).toEqual(hashes.map(() => 'failed'));
   expect(await writing).toEqual(['refused']);
+});
+
+/** A tier that knows the packs of three blocks, and the key of the first, which other blocks do not share. */
+async function known(settings: object = {}): Promise<{ tier: S3Tier; hashes: HashKey[]; key: string }> {
+  const hashes = await written(3);
+  const tier = await open({ refreshMs: 3_600_000, ...settings });
+  await until(() => heldOf(tier, hashes) === 3, 'what the packs hold');
+  return { tier, hashes, key: packKeys()[0]! };
+}
+
+it.each([
+  ['is refused (403)', 403],
+  ['does not come as it was (a 206 of another length)', 'short'],
+] as const)('a known pack that %s is left alone with its blocks, and looked at again later', async (_, what) => {
+  const { tier, hashes, key } = await known({ refreshMs: 50 });
+  const others = hashes.slice(1);
+  const whole = bucket.objects.get(key)!;
+  if (what === 'short') bucket.objects.set(key, { ...whole, body: whole.body.subarray(0, -1) });
+  let asked = 0;
+  bucket.fault = (request) => {
+    if (!isTable(request) || request.key !== key) return undefined;
+    asked++;
+    return what === 'short' ? undefined : what;
+  };
+  expect(await bench.read(tier, space, hashes, payloadBytes)).toEqual(['missing', 'ready', 'ready']);
+  expect([heldOf(tier, hashes), asked, tier.stats().detail!.unreadable_packs]).toEqual([2, 1, 1]);
+  expect(await bench.read(tier, space, hashes, payloadBytes)).toEqual(['missing', 'ready', 'ready']);
+  const listingsBefore = listings();
+  await until(() => listings() >= listingsBefore + 3, 'more listings');
+  expect([asked, heldOf(tier, others), tier.stats().inService]).toEqual([1, 2, true]);
+  bucket.fault = () => undefined;
+  bucket.objects.set(key, whole);
+  await until(() => heldOf(tier, hashes) === 3, 'what was mended');
+  expect(await bench.read(tier, space, hashes, payloadBytes)).toEqual(['ready', 'ready', 'ready']);
+  expect(tier.stats().detail!.unreadable_packs).toBe(0);
+});
+
+it('a known pack that is gone (404) is a miss for good', async () => {
+  const { tier, hashes, key } = await known({ refreshMs: 20 });
+  // Also where the listing names it still.
+  bucket.fault = (request) => (isTable(request) && request.key === key ? 404 : undefined);
+  expect(await bench.read(tier, space, hashes, payloadBytes)).toEqual(['missing', 'ready', 'ready']);
+  expect(heldOf(tier, hashes)).toBe(2);
+  const listingsBefore = listings();
+  await until(() => listings() >= listingsBefore + 3, 'more listings');
+  expect(await bench.read(tier, space, hashes, payloadBytes)).toEqual(['missing', 'ready', 'ready']);
+  expect([heldOf(tier, hashes), tier.stats().inService]).toEqual([2, true]);
+});
+
+it('a known pack that is damaged throughout is corrupt once, and goes', async () => {
+  const { tier, hashes, key } = await known();
+  const { etag, body } = bucket.objects.get(key)!;
+  bucket.objects.set(key, { etag, body: Buffer.alloc(body.length, 1) });
+  expect(await bench.read(tier, space, hashes, payloadBytes)).toEqual(['corrupt', 'ready', 'ready']);
+  expect(await bench.read(tier, space, hashes, payloadBytes)).toEqual(['missing', 'ready', 'ready']);
+  expect(tier.stats()).toMatchObject({ corrupt: 1, blocks: 2 });
+  await until(() => !bucket.objects.has(key), 'its end');
+});
+
+it('packs that a server refuses which refuses everything are known again when it is back', async () => {
+  const hashes = await written(12);
+  const tier = await open({ refreshMs: 3_600_000 });
+  await until(() => heldOf(tier, hashes) === 12, 'what the packs hold');
+  bucket.fault = () => 403;
+  const statuses = await bench.read(tier, space, hashes, payloadBytes);
+  expect([tier.stats().inService, heldOf(tier, hashes)]).toEqual([false, 0]);
+  bucket.fault = () => undefined;
+  await until(() => tier.stats().inService, 'service');
+  // All but the first, of which it was not known yet that they were not the only ones.
+  const few = statuses.filter((status) => status === 'missing').length;
+  expect(few).toBeLessThan(5);
+  await until(() => heldOf(tier, hashes) === 12 - few, 'the others');
+});
+
+it('a block that is too large for who reads it counts as held there no more, and stays as it is for others', async () => {
+  const largeBytes = 20_000;
+  const hashes = [hashNamed('a'), hashNamed('b')];
+  const [one, two] = [await open(), await open()];
+  await bench.write(one, space, hashes, largeBytes);
+  await until(() => heldOf(two, hashes) === 2, 'the other node');
+  for (let i = 0; i < 2; i++) {
+    expect(await bench.read(two, space, hashes, payloadBytes)).toEqual(['missing', 'missing']);
+    expect(heldOf(two, hashes)).toBe(0);
+  }
+  const listingsBefore = listings();
+  await until(() => listings() >= listingsBefore + 6, 'listings of both');
+  expect([heldOf(two, hashes), two.stats().corrupt, heldOf(one, hashes)]).toEqual([0, 0, 2]);
+  expect(await bench.read(one, space, hashes, largeBytes)).toEqual(['ready', 'ready']);
+  expect(await bench.write(two, space, hashes, payloadBytes)).toEqual(['stored', 'stored']);
+  expect(await bench.read(two, space, hashes, payloadBytes)).toEqual(['ready', 'ready']);
 });

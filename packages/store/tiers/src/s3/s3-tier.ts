@@ -107,6 +107,7 @@ export class S3Tier implements Tier {
       onGone: (pack) => {
         if (index.packs.get(pack.slot) === pack) index.drop(pack);
       },
+      onRefused: (pack, why) => this.#putAway(pack, why),
       onCorrupt: (entry) => this.#forget(entry, 'corrupt'),
     });
   }
@@ -174,9 +175,13 @@ export class S3Tier implements Tier {
     const wanted: WantedBlock[] = [];
     for (const [index, { hash, slot }] of blocks.entries()) {
       const entry = this.#inService ? this.#index.get(namespace, hash) : undefined;
-      // One that does not fit into the slot says nothing of the block: the slot's size is the asker's word.
-      if (entry === undefined || entry.bytes > this.#options.slots.slotBytesOf(slot)) onDone(index, 'missing');
-      else {
+      if (entry === undefined) onDone(index, 'missing');
+      else if (entry.bytes > this.#options.slots.slotBytesOf(slot)) {
+        // Never into this slot. Nodes whose engines are of another mind may know it as it is: it is unlisted here alone, or this node would
+        // say that it is held, and make its name nowhere. Its pack stays, even with nothing else in it.
+        this.#index.remove(entry);
+        onDone(index, 'missing');
+      } else {
         this.#index.touch(entry.pack);
         wanted.push({ index, slot, entry });
       }
@@ -289,6 +294,19 @@ export class S3Tier implements Tier {
     } finally {
       busy.delete(pack.slot);
     }
+  }
+
+  /**
+   * It was readable, and is no more (no permission any more, moved to where it takes hours to read): its blocks are misses, and it is left
+   * alone as one whose table cannot be read. false: the server is gone, which says nothing of the pack.
+   */
+  #putAway(pack: Pack, why: KvError): boolean {
+    if (!this.#inService) return false;
+    if (this.#index.packs.get(pack.slot) !== pack) return true; // by another read
+    this.#index.drop(pack);
+    this.#discovery.leaveAlone(pack.slot, pack.etag);
+    this.#options.log.warn({ reason: why.message }, 's3: a pack cannot be read any more and is left alone for a while');
+    return true;
   }
 
   #keep(work: Promise<unknown>): void {

@@ -1,0 +1,55 @@
+/** A node beside an S3 server that takes connections and answers none: it starts, serves, and has the tier when the server speaks. */
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { silent } from '@kvtier/placement/testing';
+import { systemClock } from '@kvtier/runtime';
+import { FakeBucket } from '@kvtier/tiers/s3/testing';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { type CacheNode, openCacheNode } from './node.ts';
+import { blockEngine } from './testing/block-engine.ts';
+
+const count = 12;
+let folder: string;
+let bucket: FakeBucket;
+let node: CacheNode | undefined;
+beforeEach(async () => {
+  folder = mkdtempSync(path.join(tmpdir(), 'kvtier-node-s3-'));
+  bucket = await FakeBucket.start();
+});
+afterEach(async () => {
+  await node?.close();
+  node = undefined;
+  await bucket.stop();
+  rmSync(folder, { recursive: true });
+});
+
+const s3Of = ({ store }: CacheNode) => store.stats().tiers.find(({ tier }) => tier === 's3')!;
+
+it('a node starts while its server is silent, and has the tier when that speaks', async () => {
+  let speak: () => void = () => {};
+  const silence = new Promise<void>((resolve) => {
+    speak = resolve;
+  });
+  bucket.fault = () => silence;
+  const startMs = performance.now();
+  const socketPath = path.join(folder, 'node.sock');
+  node = await openCacheNode({
+    ...{ socketPath, dataDir: path.join(folder, 'data'), arena: { bytes: 16 << 20, dir: '/dev/shm' }, disk: null },
+    // Limits as by default: 15 s for all tries.
+    s3: { bucket: bucket.name, endpoint: bucket.endpoint, bytes: 64 << 20, accessKeyId: 'a', secretAccessKey: 'b' },
+    ...{ placement: { s3: { write: 'through' } }, clock: systemClock, log: silent },
+  });
+  expect(performance.now() - startMs).toBeLessThan(6_000);
+  expect(bucket.requests.length).toBeGreaterThan(0);
+  expect(s3Of(node)).toMatchObject({ inService: false, outOfServiceReason: expect.stringMatching(/s3: not open/) });
+  const client = await blockEngine(socketPath, count);
+  await client.write('x');
+  expect(await client.read('x')).toBe(count);
+  bucket.fault = () => undefined;
+  speak();
+  await vi.waitUntil(() => s3Of(node!).inService, { timeout: 20_000 });
+  await client.write('y');
+  await vi.waitUntil(() => s3Of(node!).blocks >= count, { timeout: 20_000 });
+  await client.end();
+}, 60_000);
