@@ -3,13 +3,13 @@
  * discovery names a worker of it, whether or not that worker answers now. One that has none any more can still be read: its requests
  * are not unknown, and may wait for the next worker.
  *
- * Invariants: a model's texts are read once, however many workers serve it; what cannot be read is told in one line and tried again. Changes
- * of one turn are looked at together, as each look is one at all workers; who asks before sees the workers that there are.
+ * Invariants: a model's texts are read once, however many workers serve it; what cannot be read is told in one line and tried again; who
+ * asks sees the workers that there are (`LateLook`).
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { KvError } from '@kvtier/errors';
 import { defaultRootSeed } from '@kvtier/identity';
-import type { Worker, WorkerFacts } from '@kvtier/registry';
+import { LateLook, type Worker, type WorkerFacts } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 import type { Engines } from './engines.ts';
 import type { BlockNames } from './prompt-keys.ts';
@@ -55,9 +55,7 @@ export class Models {
   readonly #options: ModelsOptions;
   readonly #entries = new Map<string, Entry>();
   readonly #closing = new AbortController();
-  #stopListening: (() => void) | undefined;
-  /** Workers changed, and are looked at when somebody asks, or then. */
-  #soon: NodeJS.Immediate | undefined;
+  #looks: LateLook | undefined;
   #version = 0;
   #wasWaiting = false;
   /** Told after each change, while it starts. */
@@ -73,9 +71,7 @@ export class Models {
    * @throws KvError MODEL when the only model there is cannot be served
    */
   async start(firstContactMs: number): Promise<void> {
-    this.#stopListening = this.#options.engines.onChange(() => {
-      this.#soon ??= setImmediate(() => this.#sync());
-    });
+    this.#looks = new LateLook(this.#options.engines, () => this.#look());
     this.#look();
     const end = performance.now() + firstContactMs;
     const isComing = (): boolean =>
@@ -94,9 +90,7 @@ export class Models {
   }
 
   close(): void {
-    this.#stopListening?.();
-    clearImmediate(this.#soon);
-    this.#soon = undefined;
+    this.#looks?.close();
     this.#closing.abort();
     this.#changed();
   }
@@ -162,20 +156,13 @@ export class Models {
 
   /** Another one after each change of what is served, or may be. */
   get version(): number {
-    this.#sync();
+    this.#looks?.now();
     return this.#version;
   }
 
   get #current(): ReadonlyMap<string, Entry> {
-    this.#sync();
+    this.#looks?.now();
     return this.#entries;
-  }
-
-  #sync(): void {
-    if (this.#soon === undefined) return;
-    clearImmediate(this.#soon);
-    this.#soon = undefined;
-    this.#look();
   }
 
   #changed(): void {

@@ -6,8 +6,7 @@
  * A model with one worker of ours needs none: there is nothing to choose, and the worker itself says what it had. Of a pod nobody else can
  * say what it holds, and not every pod can tell of its blocks again when a second one comes; who plans by the share that is held asks, too.
  *
- * Each look at the workers is one at all of them, so that those that change in one turn are followed together, behind it. Invariant: who
- * asks sees the workers that there are.
+ * Invariant: who asks sees the workers that there are (`LateLook`).
  */
 import type { EventAccess } from '@kvtier/config';
 import type { Held, Holdings } from '@kvtier/dispatch';
@@ -22,7 +21,7 @@ import {
   mediumNumbers,
   sumOf,
 } from '@kvtier/kv-index';
-import type { Fleet, Worker } from '@kvtier/registry';
+import { type Fleet, LateLook, type Worker } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 
 export interface IndexesOptions {
@@ -64,16 +63,12 @@ export class Indexes implements Holdings {
   readonly #options: IndexesOptions;
   /** By model. */
   readonly #made = new Map<string, Made>();
-  readonly #stopListening: () => void;
-  /** Workers changed, and are followed when somebody asks, or then. */
-  #soon: NodeJS.Immediate | undefined;
+  readonly #looks: LateLook;
   #past = sumOf([]);
 
   constructor(options: IndexesOptions) {
     this.#options = options;
-    this.#stopListening = options.fleet.onChange(() => {
-      this.#soon ??= setImmediate(() => this.#sync());
-    });
+    this.#looks = new LateLook(options.fleet, () => this.#follow());
     this.#follow();
   }
 
@@ -99,33 +94,24 @@ export class Indexes implements Holdings {
 
   /** By model. */
   state(): Readonly<Record<string, FeedState>> {
-    this.#sync();
+    this.#looks.now();
     return Object.fromEntries([...this.#made].map(([model, { feed }]) => [model, feed.state()]));
   }
 
   /** Of indexes that have ended. */
   past(): FeedTotals {
-    this.#sync();
+    this.#looks.now();
     return this.#past;
   }
 
   close(): void {
-    this.#stopListening();
-    clearImmediate(this.#soon);
-    this.#soon = undefined;
+    this.#looks.close();
     for (const model of [...this.#made.keys()]) this.#end(model);
   }
 
   #feedOf(model: string): IndexFeed | undefined {
-    this.#sync();
+    this.#looks.now();
     return this.#made.get(model)?.feed;
-  }
-
-  #sync(): void {
-    if (this.#soon === undefined) return;
-    clearImmediate(this.#soon);
-    this.#soon = undefined;
-    this.#follow();
   }
 
   #follow(): void {

@@ -129,14 +129,14 @@ export class KvIndex {
     return source;
   }
 
-  /** The publisher is gone: nothing of it counts from now on, and its number may be given away again. O(sets). */
+  /** The publisher is gone: nothing of it counts from now on, and its number may be given away again. */
   removeSource(source: number): void {
     this.cleared(source);
     if (this.#sources[source]) this.#sourceCount--;
     this.#sources[source] = false;
   }
 
-  /** All that this source holds, on one medium or on all, is gone. O(sets); records follow in later turns (`sweep`). */
+  /** All that this source holds, on one medium or on all, is gone. O(1): sets and records follow in later turns (`sweep`). */
   cleared(source: number, medium?: number): void {
     this.#chains.sets.clear(source, medium);
     this.#space.sweepAll();
@@ -190,6 +190,11 @@ export class KvIndex {
   /** Blocks that `match` had to look up one by one, as nothing was known of their order: `learn` helps. */
   get looseSteps(): number {
     return this.#matcher.looseSteps;
+  }
+
+  /** What sets of holders have cost so far, in blocks stored that have none of their own. */
+  get setWork(): number {
+    return this.#chains.sets.work;
   }
 
   /** How much of the prompt each target has at hand, from the first block on. Who asks for the same targets again keeps `Targets`. */

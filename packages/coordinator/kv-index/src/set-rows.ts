@@ -4,12 +4,12 @@
  *
  * A row is as wide as the last of its sources needs, in powers of two: a cluster of eight does not pay for one of a thousand, and who comes
  * makes no row of others wider. Rows of one width lie together. Where a row lies is apart from its set's number, so that rows move together
- * when many of them were given back.
+ * when many of them were given back: the last one to a free place, and so on, one at a time.
  */
 
 /** Of one row at least. */
 const slabBytes = 16 * 1024;
-/** Rows move together when that leaves at most this share of the slabs. */
+/** Rows move together while they would fill at most this share of the slabs. */
 const packedShare = 3 / 4;
 const nowhere = -1;
 /** Of a place, for its row's width: 64 times a power of two, 4,096 at most. */
@@ -23,18 +23,16 @@ class Slabs {
   readonly shift: number;
   readonly mask: number;
   readonly slabs: Uint8Array[] = [];
+  /** Some may be beyond the last place since rows moved together; then no other row lies beyond it. */
   readonly #freePlaces: number[] = [];
-  /** Places that were ever given. */
-  #end = 0;
+  /** Place → the set whose row lies there. */
+  readonly #sets: number[] = [];
+  rows = 0;
 
   constructor(width: number) {
     this.width = width;
     this.shift = Math.max(Math.floor(Math.log2(slabBytes / width)), 0);
     this.mask = (1 << this.shift) - 1;
-  }
-
-  get rows(): number {
-    return this.#end - this.#freePlaces.length;
   }
 
   get bytes(): number {
@@ -54,15 +52,32 @@ class Slabs {
     return this.slabs[place >>> this.shift]!.subarray(first, first + this.width);
   }
 
-  add(bits: Uint8Array): number {
-    const place = this.#freePlaces.pop() ?? this.#end++;
+  add(set: number, bits: Uint8Array): number {
+    let place = this.#freePlaces.pop();
+    while (place !== undefined && place >= this.#sets.length) place = this.#freePlaces.pop();
+    place ??= this.#sets.length;
     this.slabs[place >>> this.shift] ??= new Uint8Array(this.width << this.shift);
     this.of(place).set(bits);
+    this.#sets[place] = set;
+    this.rows++;
     return place;
   }
 
   remove(place: number): void {
+    this.#sets[place] = nowhere;
     this.#freePlaces.push(place);
+    this.rows--;
+  }
+
+  /** One place less, where there are free ones. Returns whose row was there and where it is now; undefined: nobody's. */
+  shrink(): { readonly set: number; readonly place: number } | undefined {
+    const set = this.#sets.pop()!;
+    const last = this.#sets.length;
+    const bits = this.of(last);
+    if ((last & this.mask) === 0) this.slabs.pop();
+    if (set === nowhere) return undefined;
+    this.rows--;
+    return { set, place: this.add(set, bits) };
   }
 }
 
@@ -118,7 +133,7 @@ export class SetRows {
   add(set: number, bits: Uint8Array): void {
     let number = this.#byWidth.findIndex(({ width }) => width >= bits.length);
     if (number === -1) number = this.#widenTo(bits.length);
-    this.#places[set] = (this.#byWidth[number]!.add(bits) << widthBits) | number;
+    this.#places[set] = (this.#byWidth[number]!.add(set, bits) << widthBits) | number;
   }
 
   remove(set: number): void {
@@ -126,16 +141,13 @@ export class SetRows {
     this.#places[set] = nowhere;
   }
 
-  /** Gives back memory, where there is enough to be given back. O(rows) then. */
-  pack(): void {
-    for (const [number, before] of this.#byWidth.entries()) {
-      if (!before.isSparse) continue;
-      const packed = new Slabs(before.width);
-      this.#byWidth[number] = packed;
-      for (const [set, place] of this.#places.entries())
-        if (place !== nowhere && (place & widthMask) === number)
-          this.#places[set] = (packed.add(before.of(place >>> widthBits)) << widthBits) | number;
-    }
+  /** Moves a row, where that helps to give back memory. False: there is not enough to be given back. */
+  pack(): boolean {
+    const number = this.#byWidth.findIndex(({ isSparse }) => isSparse);
+    if (number === -1) return false;
+    const moved = this.#byWidth[number]!.shrink();
+    if (moved !== undefined) this.#places[moved.set] = (moved.place << widthBits) | number;
+    return true;
   }
 
   /** The number of this width, which has had no row so far. */

@@ -5,15 +5,16 @@
  *
  *     set 17:  bits[source] = media of that source, a bit each    copies: (source, medium) → count, where it is above 1
  *
- * A source that goes is taken out of all sets in one pass over the sets, not over the blocks: a set that named it becomes
- * another name of the set without it (`resolve`). Set 0 is empty.
+ * A source that goes is not looked for: it is noted, and each set is without it as soon as anybody asks for the set (`resolve`), which then
+ * is another name of what is left. What nobody names any more is collected a set at a time. So nothing here takes all sets at once.
+ * Set 0 is empty.
  */
 import { invariant } from '@kvtier/errors';
 import { SetRows } from './set-rows.ts';
 
 /** At most this many media per source: one bit each. */
 export const maxMedia = 8;
-/** At most this many sources: a set may take twice as many bytes, and all sets are gone through when a source goes. */
+/** At most this many sources: a set may take twice as many bytes. */
 export const mostSources = 4_096;
 /** The narrowest row. */
 const minWidth = 64;
@@ -21,6 +22,12 @@ const minWidth = 64;
 const maxCopies = 255;
 /** What a set costs beside its bits: map of copies, map entry, name. */
 const setOverheadBytes = 400;
+
+/** To make, move or drop a set takes as long as to store so many blocks. */
+const workOfSet = 1;
+/** To make it, one more for so many bytes of its row, and so much for each of its copies: that is what its name is made of. */
+const bytesPerWork = 1_024;
+const workPerCopy = 1 / 8;
 
 /** (source × maxMedia + medium) → copies, where there are several. */
 type Copies = ReadonlyMap<number, number>;
@@ -37,18 +44,29 @@ export class SourceSets {
   readonly #copies: (Copies | undefined)[] = [];
   /** For the set that is looked for: as many sources as were ever told apart. */
   #scratch: Uint8Array;
-  /** Width of the row → by its name. */
-  readonly #names = new Map<number, Map<string, number>>();
+  /** Width of the row → name → set. */
+  readonly #byName = new Map<number, Map<string, number>>();
+  readonly #names: (string | undefined)[] = [];
   /** Where a set that named a source that has gone leads to; itself otherwise. */
   readonly #leadsTo: number[] = [];
+  /** Times that something was cleared. */
+  #clears = 0;
+  /** Of each set: what was cleared until then is out of it. */
+  readonly #settled: number[] = [];
+  /** source × maxMedia + medium → the last of these that cleared it. */
+  #clearedAt: Float64Array;
   readonly #free: number[] = [];
   /** The pass in which each set was last seen in use. */
   readonly #seen: number[] = [];
   #pass = 0;
+  /** The number that is collected next. */
+  #hand = 1;
   /** (set, holder) → set with one copy more; and one less. */
   readonly #more = new Map<number, number>();
   readonly #less = new Map<number, number>();
   #live = 0;
+  /** What sets have cost so far, in blocks stored that have none of their own. */
+  work = 0;
 
   constructor(maxSources: number, countedMedia: number) {
     invariant(maxSources > 0 && maxSources <= mostSources, `source sets: 1 to ${mostSources} sources`);
@@ -56,6 +74,7 @@ export class SourceSets {
     this.#countedMedia = countedMedia;
     this.#rows = new SetRows(minWidth, maxSources);
     this.#scratch = new Uint8Array(this.#rows.widthFor(0));
+    this.#clearedAt = new Float64Array(this.#scratch.length * maxMedia);
     this.#intern(singles, 0);
   }
 
@@ -75,14 +94,17 @@ export class SourceSets {
     invariant(source < this.#maxSources, `source sets: at most ${this.#maxSources} sources`);
     if (source < this.#scratch.length) return;
     this.#scratch = new Uint8Array(this.#rows.widthFor(source + 1));
-    this.#more.clear();
-    this.#less.clear();
+    const before = this.#clearedAt;
+    this.#clearedAt = new Float64Array(this.#scratch.length * maxMedia);
+    this.#clearedAt.set(before);
+    this.#forgetSteps();
   }
 
   /** The set that this number stands for now. */
   resolve(set: number): number {
     let at = set;
     while (this.#leadsTo[at] !== at) at = this.#leadsTo[at]!;
+    if (this.#settled[at] !== this.#clears) at = this.#settle(at);
     if (at !== set) this.#leadsTo[set] = at; // not step by step again: a thousand sources may go at once
     return at;
   }
@@ -125,27 +147,13 @@ export class SourceSets {
     return this.#step(this.#less, set, source, medium, -1, mayGrow);
   }
 
-  /** Nobody of this source's media holds anything any more. Of one medium, where it is given. O(sets). */
+  /** This source holds nothing any more. Of one medium, where it is given. */
   clear(source: number, medium?: number): void {
-    const mask = medium === undefined ? 0xff : 1 << medium;
-    for (let id = 1; id < this.#copies.length; id++) {
-      const before = this.#copies[id];
-      if (before === undefined || this.#leadsTo[id] !== id || (this.mediaOf(id, source) & mask) === 0) continue;
-      let copies = before;
-      for (const holder of before.keys()) {
-        const medium = holder % maxMedia;
-        if ((holder - medium) / maxMedia === source && ((1 << medium) & mask) !== 0)
-          copies = copiesWith(copies, holder, 0);
-      }
-      this.#unname(id);
-      this.#load(id);
-      this.#scratch[source]! &= ~mask;
-      this.#leadsTo[id] = this.#intern(copies, this.widthOf(id));
-      this.#rows.remove(id);
-      this.#live--;
-    }
-    this.#more.clear();
-    this.#less.clear();
+    this.#clears++;
+    const first = source * maxMedia;
+    if (medium === undefined) this.#clearedAt.fill(this.#clears, first, first + maxMedia);
+    else this.#clearedAt[first + medium] = this.#clears;
+    this.#forgetSteps();
   }
 
   /** This number is in use; so is what it leads to. */
@@ -154,24 +162,82 @@ export class SourceSets {
   }
 
   /**
-   * Forgets the sets that were not seen since the last call, and begins anew. The caller has seen every number that it
-   * holds; what was made meanwhile counts as seen.
+   * The next number has its turn: a set that was not seen since the last one is forgotten. The caller has seen every number that it holds;
+   * what is made meanwhile counts as seen. False: all have had theirs, and it begins anew.
    */
-  endPass(): void {
-    for (let id = 1; id < this.#copies.length; id++) {
-      const copies = this.#copies[id];
-      if (copies === undefined || this.#seen[id] === this.#pass) continue;
-      if (this.#leadsTo[id] === id) {
-        this.#unname(id);
-        this.#rows.remove(id);
-        this.#live--;
-      }
-      this.#copies[id] = undefined;
-      this.#leadsTo[id] = id;
-      this.#free.push(id);
+  collect(): boolean {
+    if (this.#hand === 1) this.#forgetSteps(); // those taken from now on lead to what stays
+    if (this.#hand < this.#copies.length) {
+      this.#review(this.#hand++);
+      return true;
     }
-    this.#rows.pack();
+    if (this.#rows.pack()) {
+      this.work += workOfSet;
+      return true;
+    }
+    this.#hand = 1;
     this.#pass++;
+    return false;
+  }
+
+  #review(id: number): void {
+    if (this.#copies[id] === undefined || this.#seen[id] === this.#pass) return;
+    if (this.#leadsTo[id] === id) this.#dissolve(id);
+    this.#copies[id] = undefined;
+    this.#leadsTo[id] = id;
+    this.#free.push(id);
+  }
+
+  /** Without what was cleared since it was asked for last. */
+  #settle(id: number): number {
+    if (this.#isSettled(id)) return id;
+    const since = this.#settled[id]!;
+    const width = this.widthOf(id);
+    let copies = this.#copies[id]!;
+    for (const holder of copies.keys()) if (this.#clearedAt[holder]! > since) copies = copiesWith(copies, holder, 0);
+    this.#load(id);
+    for (let source = 0; source < width; source++)
+      this.#scratch[source]! &= ~this.#clearedOf(source, this.#scratch[source]!, since);
+    this.#dissolve(id);
+    const to = this.#intern(copies, width);
+    this.#leadsTo[id] = to;
+    return to;
+  }
+
+  /** Nothing of it was cleared. */
+  #isSettled(id: number): boolean {
+    const since = this.#settled[id]!;
+    if (since === this.#clears) return true;
+    const bits = this.bitsOf(id);
+    this.work += bits.length / bytesPerWork;
+    for (let source = 0; source < bits.length; source++)
+      if (bits[source] !== 0 && this.#clearedOf(source, bits[source]!, since) !== 0) return false;
+    this.#settled[id] = this.#clears;
+    return true;
+  }
+
+  /** Of these media of a source, those that were cleared since then. */
+  #clearedOf(source: number, media: number, since: number): number {
+    let cleared = 0;
+    for (let left = media; left !== 0; left &= left - 1) {
+      const medium = 31 - Math.clz32(left & -left);
+      if (this.#clearedAt[source * maxMedia + medium]! > since) cleared |= 1 << medium;
+    }
+    return cleared;
+  }
+
+  /** It has neither row nor name any more. */
+  #dissolve(id: number): void {
+    const byName = this.#byNameOf(this.widthOf(id));
+    const name = this.#names[id]!;
+    if (byName.get(name) === id) byName.delete(name);
+    this.#names[id] = undefined;
+    this.work += workOfSet;
+    this.#rows.remove(id);
+    this.#live--;
+  }
+
+  #forgetSteps(): void {
     this.#more.clear();
     this.#less.clear();
   }
@@ -219,10 +285,12 @@ export class SourceSets {
     let sources = end;
     while (sources > 0 && this.#scratch[sources - 1] === 0) sources--;
     const bits = this.#scratch.subarray(0, this.#rows.widthFor(sources));
-    const names = this.#namesOf(bits.length);
+    const byName = this.#byNameOf(bits.length);
     const name = nameOf(bits, copies);
-    const known = names.get(name);
-    if (known !== undefined) {
+    this.work += workOfSet + bits.length / bytesPerWork + workPerCopy * copies.size;
+    const known = byName.get(name);
+    // One that has still to be settled will have another name.
+    if (known !== undefined && this.#isSettled(known)) {
       this.#seen[known] = this.#pass;
       return known;
     }
@@ -231,23 +299,21 @@ export class SourceSets {
     this.#rows.add(id, bits);
     this.#copies[id] = copies;
     this.#leadsTo[id] = id;
-    names.set(name, id);
+    this.#settled[id] = this.#clears;
+    this.#names[id] = name;
+    byName.set(name, id);
     this.#seen[id] = this.#pass;
     this.#live++;
     return id;
   }
 
-  #unname(set: number): void {
-    this.#namesOf(this.widthOf(set)).delete(nameOf(this.bitsOf(set), this.#copies[set]!));
-  }
-
-  #namesOf(width: number): Map<string, number> {
-    let names = this.#names.get(width);
-    if (names === undefined) {
-      names = new Map();
-      this.#names.set(width, names);
+  #byNameOf(width: number): Map<string, number> {
+    let byName = this.#byName.get(width);
+    if (byName === undefined) {
+      byName = new Map();
+      this.#byName.set(width, byName);
     }
-    return names;
+    return byName;
   }
 }
 

@@ -1,7 +1,7 @@
 /**
  * Keeps the index within its bytes. What has to go is marked in one pass over the runs; its records are given back by a sweep
  * that looks at a few records with every block that comes, so that no turn pays for all of them. The sweep also sees which
- * sets are in use, and forgets the others each time it has been round.
+ * sets are in use, and forgets the others each time it has been round, a few at a time, too.
  */
 import { type Chains, loose } from './chains.ts';
 import { none } from './hash-table.ts';
@@ -18,6 +18,8 @@ const evictedShare = 1 / 16;
 const ageSample = 512;
 /** Records looked at for each block that comes: twice what one in sixteen needs. */
 const sweepStep = 32;
+/** Of the work on sets, which is told in blocks. */
+const looksPerWork = 4;
 
 export class Space {
   readonly #chains: Chains;
@@ -54,16 +56,20 @@ export class Space {
     return this.#roundsLeft > 0 || this.#hand < this.#restAt;
   }
 
-  /** Looks at so many records more, and gives back those that nobody holds. Returns whether there is more to do. */
+  /**
+   * Looks at so many records more, or at fewer and at sets, and gives back those that nobody holds. Returns whether there is more to do.
+   */
   sweep(records = 4096): boolean {
+    const { sets, table } = this.#chains;
     for (let left = records; left > 0 && this.#isDue; left--) {
-      if (this.#hand < this.#chains.table.used) this.#look(this.#hand++);
-      else {
+      const { work } = sets;
+      if (this.#hand < table.used) this.#look(this.#hand++);
+      else if (!sets.collect()) {
         this.#hand = 0;
         this.#roundsLeft--;
-        this.#chains.sets.endPass();
         this.#collectAt = Math.max(this.#chains.maxRestBytes * collectShare, this.#chains.restBytes * growth);
       }
+      left -= looksPerWork * (sets.work - work);
     }
     return this.#isDue;
   }

@@ -15,6 +15,7 @@ import type { Logger } from '@kvtier/telemetry';
 import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import type { Discovery } from './discovery.ts';
 import type { EngineCalls, OnEvent } from './engine-calls.ts';
+import { LineTurns } from './line-turns.ts';
 import { type Access, type LinkTimes, linkTimes } from './link.ts';
 import { usualLoads } from './load-rates.ts';
 import { type FleetCounts, Member, type MemberHost } from './member.ts';
@@ -51,6 +52,7 @@ export class Fleet {
   /** Who this coordinator is, in this life. */
   readonly #sender = randomBytes(8).toString('hex');
   readonly #members = new Map<string, Member>();
+  readonly #lines = new LineTurns();
   readonly #listeners = new Set<() => void>();
   readonly #loadListeners = new Set<() => void>();
   #byNumber: (Member | undefined)[] = [];
@@ -172,10 +174,13 @@ export class Fleet {
     this.#closed = true;
     this.#listeners.clear();
     this.#loadListeners.clear();
-    await this.#discovery?.close();
-    await Promise.all([...this.#members.values()].map((member) => member.close()));
+    const ends: Promise<void>[] = [];
+    for (const member of this.#members.values()) this.#lines.add(member, () => void ends.push(member.close()));
     this.#members.clear();
     this.#byNumber = [];
+    await this.#discovery?.close();
+    await this.#lines.done();
+    await Promise.all(ends);
   }
 
   #of(number: number, kind: WorkerRecord['kind']): Member {
@@ -250,7 +255,7 @@ export class Fleet {
   #remove(key: string, member: Member): void {
     this.#members.delete(key);
     this.#byNumber[member.number] = undefined;
-    void member.close();
+    this.#lines.add(member, () => void member.close());
   }
 
   #free({ number }: Member): void {
@@ -282,8 +287,10 @@ export class Fleet {
         continue;
       }
       owners.set(name, member);
-      member.open((host) =>
-        openLink({ record: member.record, host, sender: this.#sender, times: this.#times, media, access }),
+      this.#lines.add(member, () =>
+        member.open((host) =>
+          openLink({ record: member.record, host, sender: this.#sender, times: this.#times, media, access }),
+        ),
       );
     }
   }

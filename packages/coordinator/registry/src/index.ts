@@ -4,6 +4,7 @@ export type { Discovery, DiscoveryListener } from './discovery.ts';
 export { EngineCalls, type EngineCallsOptions, type OnEvent } from './engine-calls.ts';
 export { Fleet, type FleetOptions, tierMedia } from './fleet.ts';
 export { fleetMetrics } from './fleet-metrics.ts';
+export { LateLook } from './late-look.ts';
 export { type Access, type LinkTimes, linkTimes } from './link.ts';
 export { expectedLoads, usualLoads } from './load-rates.ts';
 export type { FleetCounts } from './member.ts';

@@ -1,7 +1,8 @@
 /** A fleet of many: what each of them costs, and the numbers that they are known by. */
 import { createLogger } from '@kvtier/telemetry';
-import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Fleet } from './fleet.ts';
+import { linesPerTurn } from './line-turns.ts';
 import { Member } from './member.ts';
 import { SpokenDiscovery } from './testing/rig.ts';
 
@@ -21,9 +22,10 @@ afterEach(async () => {
 /** Nobody is there. */
 const pod = (name: string) => ({ name, kind: 'openai' as const, address: 'http://127.0.0.1:1' });
 
-it('those that have not measured ask the others once for all of them', () => {
+it('those that have not measured ask the others once for all of them', async () => {
   const count = 50;
   discovery.say(...Array.from({ length: count }, (_, i) => pod(`w${i}`)));
+  await vi.waitUntil(() => (fleet.workers() as readonly Member[]).every(({ link }) => link !== undefined));
   const looks = vi.spyOn(Member.prototype, 'measuredPrefillTokensPerS', 'get');
   const rates = fleet.workers().map((worker) => worker!.load.prefillTokensPerS);
   expect(new Set(rates)).toEqual(new Set([2_000]));
@@ -58,4 +60,69 @@ it('numbers are bounded, however fast workers come and go: then the one that has
   expect(Object.values(numbers()).toSorted((a, b) => a - b)).toEqual(
     Array.from({ length: maxWorkers }, (_, at) => 3 * maxWorkers + at),
   );
+});
+
+describe('lines of a long list', () => {
+  const list = Array.from({ length: maxWorkers }, (_, i) => pod(`w${i}`));
+  const names = (members: readonly Member[]) => members.map(({ record }) => record.name);
+  const turn = () => new Promise<void>((resolve) => void setImmediate(resolve));
+  const spies = () => {
+    const opened = vi.spyOn(Member.prototype, 'open').mock.contexts as Member[];
+    const closed = vi.spyOn(Member.prototype, 'close').mock.contexts as Member[];
+    return { opened, closed };
+  };
+  /** Until nothing more is done; the most that one turn did. */
+  const mostATurn = async (done: readonly Member[]) => {
+    let most = done.length;
+    for (let before = -1; before < done.length; most = Math.max(most, done.length - before)) {
+      before = done.length;
+      await turn();
+    }
+    return most;
+  };
+  afterEach(() => void vi.restoreAllMocks());
+
+  it('are opened and closed a few a turn, in its order', async () => {
+    const { opened, closed } = spies();
+    discovery.say(...list);
+    expect(fleet.workers().map((one) => one!.state)).toEqual(Array(maxWorkers).fill('joining'));
+    expect(await mostATurn(opened)).toBe(linesPerTurn);
+    expect(names(opened)).toEqual(list.map(({ name }) => name));
+    discovery.say();
+    expect(fleet.workers().filter((one) => one !== undefined)).toEqual([]);
+    expect(await mostATurn(closed)).toBe(linesPerTurn);
+    expect(closed).toEqual(opened);
+  });
+
+  it('are not opened of those that have left meanwhile, and are once of those that came again', async () => {
+    const { opened, closed } = spies();
+    discovery.say(...list);
+    discovery.say(pod('w1'), pod('w60'));
+    discovery.say(pod('w1'), pod('w50'), pod('w60'));
+    await mostATurn(opened);
+    await mostATurn(closed);
+    const first = list.slice(0, linesPerTurn).map(({ name }) => name);
+    expect(names(opened)).toEqual([...first, 'w60', 'w50']);
+    expect(names(closed)).toEqual(expect.arrayContaining(first.filter((name) => name !== 'w1')));
+    expect(names(closed)).not.toEqual(expect.arrayContaining(['w1']));
+  });
+
+  it('have their names from the start: a second one of a name that waits is refused', async () => {
+    discovery.say(...list.slice(1));
+    discovery.say(...list.slice(1), { ...pod('w60'), address: 'http://127.0.0.1:2' });
+    const [first, second] = fleet.workers().filter((one) => one!.record.name === 'w60');
+    expect([first!.state, second!.state]).toEqual(['joining', 'refused']);
+  });
+
+  it('are all closed when the fleet is, and none is opened any more', async () => {
+    const { opened, closed } = spies();
+    discovery.say(...list);
+    discovery.say(...list.slice(32));
+    await turn();
+    const before = opened.length;
+    await fleet.close();
+    await turn();
+    expect(opened).toHaveLength(before);
+    expect(new Set(closed).size).toBe(maxWorkers);
+  });
 });

@@ -27,6 +27,8 @@ export class AwaitedPrompt {
   readonly stallMs: number;
   readonly deadlineMs: number;
   state: 'open' | 'awaiting' | 'over' = 'open';
+  /** While it is open: when it was looked up last, nothing of it was missing here. */
+  isLocal = false;
   /** The room is wanted back: when the connector has let go, the request may lose it. */
   isRevoked = false;
   /** From its room to its end. */
@@ -52,6 +54,7 @@ export class AwaitedPrompt {
   change(blocks: number): boolean {
     if (this.state === 'over') return false;
     this.#blocks = blocks;
+    this.isLocal = false;
     return true;
   }
 

@@ -88,14 +88,17 @@ export class Incoming {
   /**
    * Whose prompt another worker computes leaves the queue at once, whatever runs: it has next to nothing to compute here, and nobody
    * begins with its prompt before it has its room. Room that those before it wait for stays theirs; the first one that finds
-   * none ends the pass, so that a long queue is not looked up in every step.
+   * none ends the pass, so that a long queue is not looked up in every step. Nor are those of whose prompt nothing was missing here: they
+   * wait for their places as any other. Their blocks may go meanwhile, so that `again` of the first of them are looked up again: those
+   * behind have these before them.
    */
-  departHandOffs(): void {
-    if (this.#awaitsMost) return;
-    let before = 0;
+  departHandOffs(again: number): void {
+    if (this.#awaitsMost || !this.#options.connector.attached) return;
+    let [before, againLeft] = [0, again];
     const waiting = this.#waiting;
     for (let request = waiting.after(); request; request = waiting.after(request)) {
-      if (request.handOff?.state === 'open' && !request.holdsBlocks) {
+      const { handOff } = request;
+      if (handOff?.state === 'open' && !request.holdsBlocks && (!handOff.isLocal || againLeft-- > 0)) {
         const computed = this.#kv.getComputedBlocks(request);
         const blocks = this.#blocksToAwait(request, computed);
         if (blocks > 0) {
@@ -202,7 +205,9 @@ export class Incoming {
     const { handOff } = request;
     if (handOff?.state !== 'open' || !this.#options.connector.attached) return 0;
     const end = Math.min(handOff.blocks, this.#mostLoaded(request));
-    return Math.max(0, end - hit.tokens / this.#kv.blockTokens);
+    const blocks = Math.max(0, end - hit.tokens / this.#kv.blockTokens);
+    handOff.isLocal = blocks === 0;
+    return blocks;
   }
 
   /** `reserved`: blocks that are others'. */

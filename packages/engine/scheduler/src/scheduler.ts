@@ -39,6 +39,9 @@ import { Storing } from './storing.ts';
 /** What became of a waiting request: 'later' passes it over, 'full' ends the pass. */
 type Admission = 'admitted' | 'loading' | 'later' | 'full';
 
+/** Hand-offs of what lies here that a step looks up again. */
+const localAgain = 16;
+
 /** Of a request that runs: blocks become findable when their step has computed them. */
 const asItGoes = { delayCacheBlocks: true } as const;
 
@@ -84,7 +87,7 @@ export class Scheduler {
   add(request: EngineRequest): void {
     this.waiting.add(request);
     this.incoming.expect(request, 0);
-    if (request.handOff) this.incoming.departHandOffs();
+    if (request.handOff) this.incoming.departHandOffs(0); // nothing has changed but for this one
     if (request.state !== 'waiting' || this.waiting.count > this.#options.maxSequences) return;
     this.incoming.ask(request, this.waiting.count > 1 || this.running.count >= this.#options.maxSequences);
   }
@@ -121,7 +124,7 @@ export class Scheduler {
     for (const request of running) if (decodes(request)) this.#continue(request);
     this.#budget = Math.min(this.#budget, this.#pace.promptTokens(this.#batch, this.load, this.#kv.blockTokens));
     if (this.waiting.handOffs > 0) {
-      this.incoming.departHandOffs();
+      this.incoming.departHandOffs(localAgain);
       this.#admitTails();
     }
     for (const request of running) if (!decodes(request)) this.#continue(request);

@@ -14,8 +14,16 @@ import { matchView } from './views.ts';
 
 const blockTokens = 4;
 
-function rig({ hasher, maxBlocks = 1_000 }: { hasher?: ChainHasher; maxBlocks?: number } = {}) {
-  const index = new KvIndex({ maxBytes: 1 << 20, countedMedia: 1 << mediumNumbers.gpu });
+function rig({
+  hasher,
+  maxBlocks = 1_000,
+  maxBytes = 1 << 20,
+}: {
+  hasher?: ChainHasher;
+  maxBlocks?: number;
+  maxBytes?: number;
+} = {}) {
+  const index = new KvIndex({ maxBytes, countedMedia: 1 << mediumNumbers.gpu });
   const counts = new LieCounts();
   const lines: string[] = [];
   const log = { info: () => undefined, warn: (_: object, message: string) => void lines.push(message) };
@@ -221,6 +229,30 @@ describe('what an engine says of its blocks', () => {
     expect(say([chain(20n, 3), chain(30n, 2)])).toBe(true);
     expect(lies.too_many_blocks).toBe(1);
     expect([say([chain(40n, 1)]), say([{ type: 'AllBlocksCleared' }])]).toEqual([false, false]);
+  });
+
+  it('is dealt with in turns: of blocks that have sets of holders of their own there are fewer in one, of small messages no more', () => {
+    const { index, listing } = rig({ maxBlocks: 100_000, maxBytes: 256 << 20 });
+    const others = Array.from({ length: 1_500 }, () => index.addSource());
+    const decoder = new PackedDecoder({ tokens: false });
+    const turnsOf = (...messages: readonly bigint[][]): number => {
+      let turns = 1;
+      for (const hashes of messages) {
+        const batch = decoder.decode(encodeBatch({ ts: 1, events: [stored(hashes)], dataParallelRank: 0 }));
+        const work = listing.apply({ kind: 'batch', seq: 0, topic: '', batch });
+        for (; work.next().done !== true; turns++);
+      }
+      return turns;
+    };
+    const hashes = (from: number): bigint[] => Array.from({ length: 4_000 }, (_, i) => BigInt(from + i));
+    const own = hashes(1);
+    for (const [i, hash] of own.entries())
+      for (const source of [i % 1_500, (i * 7 + 1) % 1_499])
+        index.stored(others[source]!, 1, Int32Array.of(Number(hash), 0), 'unknown');
+    expect(turnsOf(hashes(10_000))).toBe(1);
+    expect(turnsOf(own)).toBeGreaterThanOrEqual(3);
+    const small = Array.from({ length: 40 }, (_, i) => hashes(20_000 + 200 * i).slice(0, 200));
+    expect(turnsOf(...small)).toBeGreaterThanOrEqual(2);
   });
 
   it('what cannot be is ignored, counted, and told in one line', () => {

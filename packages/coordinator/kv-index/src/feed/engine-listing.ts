@@ -16,6 +16,7 @@ import { mediumNumbers, mediumOf, sharedMedia } from './media.ts';
 import type { NamesBudget } from './names-budget.ts';
 import { eventsIn, type PackedEvent } from './packed-events.ts';
 import { Part } from './part.ts';
+import { Slicer, slices, turnBlocks } from './slices.ts';
 
 export interface EngineListingOptions {
   readonly index: KvIndex;
@@ -34,8 +35,6 @@ interface Named {
   readonly parent: Keys | undefined;
 }
 
-/** Blocks that are dealt with in one slice: a few milliseconds. */
-export const sliceBlocks = 4_096;
 const maxRanks = 64;
 const maxGroups = 16;
 /** Ranks times groups. */
@@ -43,6 +42,7 @@ const maxParts = 64;
 
 export class EngineListing {
   readonly #options: EngineListingOptions;
+  readonly #slicer: Slicer;
   /** rank × maxGroups + group → its part. */
   readonly #parts = new Map<number, Part>();
   readonly #names: HashNames | undefined;
@@ -53,6 +53,7 @@ export class EngineListing {
 
   constructor(options: EngineListingOptions) {
     this.#options = options;
+    this.#slicer = new Slicer(options.index);
     const { renaming, maxBlocks } = options;
     if (renaming) this.#names = new HashNames(renaming.hasher.hashBytes, maxBlocks, renaming.budget);
   }
@@ -89,15 +90,7 @@ export class EngineListing {
       return false;
     }
     const before = this.#changes;
-    let done = 0;
-    for (const event of eventsIn(item.batch)) {
-      for (const slice of this.#event(rank, event)) {
-        done += slice;
-        if (done < sliceBlocks) continue;
-        done = 0;
-        yield;
-      }
-    }
+    yield* this.#slicer.inTurns(this.#events(rank, item.batch));
     return this.#changes !== before;
   }
 
@@ -109,6 +102,10 @@ export class EngineListing {
     this.#forgetNames();
     if (had) this.#changes++;
     return had;
+  }
+
+  *#events(rank: number, batch: PackedBatch): Generator<number, void> {
+    for (const event of eventsIn(batch)) yield* this.#event(rank, event);
   }
 
   *#event(rank: number, event: PackedEvent): Generator<number, void> {
@@ -225,7 +222,7 @@ export class EngineListing {
   *#reviewNames(): Generator<number, void> {
     const names = this.#names;
     if (names === undefined) return;
-    for (const _ of names.review(sliceBlocks, this.#credits())) yield sliceBlocks;
+    for (const _ of names.review(turnBlocks, this.#credits())) yield turnBlocks;
     if (names.count === 0) this.#forgetNames();
   }
 
@@ -303,8 +300,4 @@ const keyOf = (hash: Buffer): [low: number, high: number] => [
 function windowOf({ kind, windowTokens }: PackedEvent): number | undefined {
   if (kind === 'mamba') return 1;
   return kind === 'full_attention' ? undefined : windowTokens;
-}
-
-export function* slices(keys: Keys): Generator<Keys, void> {
-  for (let at = 0; at < keys.length; at += 2 * sliceBlocks) yield keys.subarray(at, at + 2 * sliceBlocks);
 }

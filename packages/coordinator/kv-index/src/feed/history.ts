@@ -51,16 +51,12 @@ export class History {
     this.#index.stored(this.#young, mediumNumbers.gpu, fits.subarray(2 * known), parent);
   }
 
-  /** `expire` has something to do. */
-  isDue(nowMs: number): boolean {
-    return nowMs - this.#sinceMs >= this.#options.ttlMs / 2;
-  }
-
-  /** To be called when it is due. O(sets) then. */
+  /** To be called now and then: what has been there for too long is forgotten. */
   expire(nowMs: number): void {
+    const { ttlMs } = this.#options;
     const overMs = nowMs - this.#sinceMs;
-    if (this.isDue(nowMs)) this.#turn(nowMs);
-    if (overMs >= this.#options.ttlMs) this.#turn(nowMs);
+    if (overMs >= ttlMs / 2) this.#turn(nowMs);
+    if (overMs >= ttlMs) this.#turn(nowMs);
   }
 
   close(): void {

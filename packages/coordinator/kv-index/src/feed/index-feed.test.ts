@@ -8,7 +8,6 @@ import { ChainHasher, hashKeyOf } from '@kvtier/identity';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import type { Keys } from '../keys.ts';
 import { keysOfHashes } from '../keys.ts';
-import { KvIndex } from '../kv-index.ts';
 import type { FollowedWorker } from './followed.ts';
 import { IndexFeed, type IndexFeedOptions } from './index-feed.ts';
 import { Reliance } from './reliance.ts';
@@ -88,7 +87,6 @@ const node = (name: string): NodeRecord =>
 
 const blocksOf = (keys: Keys, numbers: number[]): number[] => feed!.match(keys, numbers).map(({ blocks }) => blocks);
 const wait = { timeout: 15_000, interval: 10 };
-const clear = KvIndex.prototype.cleared;
 
 describe('what a worker has at hand', () => {
   it('is what its engine, its node and the shared tiers hold, each block on its nearest medium', async () => {
@@ -279,34 +277,20 @@ describe('where events cannot be relied on', () => {
     expect(blocksOf(prompt.keys, [0, 2_099])).toEqual([0, 4]);
   });
 
-  it('is over for all who began together in its time, but for one in each turn of the event loop', async () => {
+  it('is over in its time', async () => {
     let now = 1_000;
     const feed = open({ now: () => now, guessMs: 60_000 });
     const numbers = Array.from({ length: 50 }, (_, number) => number);
     feed.follow(numbers.map((number) => worker(number, { events: null })));
-    const prompt = promptOf(14, 2);
+    const [prompt, later] = [promptOf(14, 2), promptOf(15, 2)];
     for (const number of numbers) feed.sent(number, prompt.keys);
-    let most = 0;
-    let inTurn = 0;
-    const cleared = vi.spyOn(KvIndex.prototype, 'cleared').mockImplementation(function (this: KvIndex, ...args) {
-      if (inTurn++ === 0)
-        setImmediate(() => {
-          most = Math.max(most, inTurn);
-          inTurn = 0;
-        });
-      clear.apply(this, args);
-    });
-    try {
-      for (const [laterS, blocks] of [[30, 2] as const, [30, 0] as const]) {
-        now += laterS;
-        cleared.mockClear();
-        await vi.waitFor(() => expect(cleared).toHaveBeenCalledTimes(numbers.length), wait);
-        expect(new Set(blocksOf(prompt.keys, numbers))).toEqual(new Set([blocks]));
-      }
-      expect(most).toBe(1);
-    } finally {
-      cleared.mockRestore();
-    }
+    now += 30;
+    for (const number of numbers) feed.sent(number, later.keys);
+    expect(new Set(blocksOf(prompt.keys, numbers))).toEqual(new Set([2]));
+    now += 30;
+    // Nobody is sent anything more.
+    await vi.waitFor(() => expect(new Set(blocksOf(prompt.keys, numbers))).toEqual(new Set([0])), wait);
+    expect(new Set(blocksOf(later.keys, numbers))).toEqual(new Set([2]));
   });
 
   it('is not thought of one that is sent what it holds, and so has nothing to tell; of one that is sent what it does not', async () => {

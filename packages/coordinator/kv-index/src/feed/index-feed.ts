@@ -88,7 +88,6 @@ export class IndexFeed {
   readonly #names: NamesBudget;
   /** Left out as there was no room for their names. */
   #unnamedBlocks = 0;
-  #isExpiring = false;
   /** Of publishers that are followed no more. */
   readonly #pastBreaks = noBreaks();
   readonly #hasher: ChainHasher;
@@ -308,21 +307,9 @@ export class IndexFeed {
 
   #tick(): void {
     this.#look();
-    void this.#expireAll();
+    const nowMs = this.#nowS() * 1_000;
+    for (const { history } of this.#workers.values()) history?.expire(nowMs);
     this.#index.sweep(sweepRecords);
-  }
-
-  /** One guess a turn: those that began together are all over at once, and each goes through all sets. */
-  async #expireAll(): Promise<void> {
-    if (this.#isExpiring) return;
-    this.#isExpiring = true;
-    for (const [number, entry] of this.#workers) {
-      if (entry.history?.isDue(this.#nowS() * 1_000) !== true) continue;
-      await this.#turns.next();
-      // It may be followed no more, or need no guess.
-      if (this.#workers.get(number) === entry) entry.history?.expire(this.#nowS() * 1_000);
-    }
-    this.#isExpiring = false;
   }
 }
 

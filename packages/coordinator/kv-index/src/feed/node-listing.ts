@@ -4,12 +4,12 @@
  */
 import { type PackedBatch, recordType, type StreamItem } from '@kvtier/events';
 import type { KvIndex } from '../kv-index.ts';
-import { sliceBlocks, slices } from './engine-listing.ts';
 import type { Lies } from './lies.ts';
 import { mediumNumbers, mediumOf, sharedMedia } from './media.ts';
 import { eventsIn, type PackedEvent } from './packed-events.ts';
 import { Part } from './part.ts';
 import type { SharedBlocks, Teller } from './shared-blocks.ts';
+import { Slicer, slices } from './slices.ts';
 
 export interface NodeListingOptions {
   readonly index: KvIndex;
@@ -25,11 +25,13 @@ const maxParts = 64;
 
 export class NodeListing {
   readonly #options: NodeListingOptions;
+  readonly #slicer: Slicer;
   /** First 16 hex digits of the namespace → its part. */
   readonly #parts = new Map<string, Part>();
 
   constructor(options: NodeListingOptions) {
     this.#options = options;
+    this.#slicer = new Slicer(options.index);
   }
 
   /** Namespaces that it has told of. */
@@ -50,15 +52,7 @@ export class NodeListing {
     }
     const namespace = namespaceIn(item.topic);
     const before = this.#parts.size;
-    let done = 0;
-    for (const event of eventsIn(item.batch)) {
-      for (const slice of this.#event(namespace, event)) {
-        done += slice;
-        if (done < sliceBlocks) continue;
-        done = 0;
-        yield;
-      }
-    }
+    yield* this.#slicer.inTurns(this.#events(namespace, item.batch));
     return this.#parts.size !== before;
   }
 
@@ -72,6 +66,10 @@ export class NodeListing {
     for (const part of this.#parts.values()) part.close();
     this.#parts.clear();
     return had;
+  }
+
+  *#events(namespace: string, batch: PackedBatch): Generator<number, void> {
+    for (const event of eventsIn(batch)) yield* this.#event(namespace, event);
   }
 
   *#event(namespace: string, event: PackedEvent): Generator<number, void> {

@@ -5,9 +5,9 @@
  */
 import { recordType } from '@kvtier/events';
 import type { KvIndex } from '../kv-index.ts';
-import { slices } from './engine-listing.ts';
 import type { PackedEvent } from './packed-events.ts';
 import { Part } from './part.ts';
+import { slices } from './slices.ts';
 
 /** A node, as one who tells. */
 export interface Teller {
