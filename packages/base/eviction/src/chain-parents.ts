@@ -33,6 +33,10 @@ export class ChainParents {
     return this.#childCounts[entry]! > 0;
   }
 
+  childCountOf(entry: EntryIndex): number {
+    return this.#childCounts[entry]!;
+  }
+
   /** The parent, while it is tracked. */
   parentOf(entry: EntryIndex): EntryIndex | undefined {
     const parent = this.#parents[entry]!;

@@ -1,15 +1,46 @@
-/** Least recently used: one list; a touch makes its entry the warmest. O(1) but `victim`, which skips what may not go now. */
-import { OneList } from './one-list.ts';
-import type { EntryIndex } from './policy.ts';
+/**
+ * Least recently used: one list, the coldest first; a touch makes its entry the warmest. A child stands before its parent, so that chains
+ * shrink from their tail. O(1) but `victim`, which skips what may not go now.
+ */
+import { EntryLists } from './entry-lists.ts';
+import { firstOf } from './first-of.ts';
+import type { EntryIndex, EvictionPolicy, InsertHint } from './policy.ts';
 
-export class LruPolicy extends OneList {
+export class LruPolicy implements EvictionPolicy {
   readonly name = 'lru';
+  readonly #list = new EntryLists('lru', 1);
 
-  constructor() {
-    super('lru');
+  get count(): number {
+    return this.#list.count;
+  }
+
+  has(entry: EntryIndex): boolean {
+    return this.#list.has(entry);
+  }
+
+  insert(entry: EntryIndex, _nowUs: number, hint?: InsertHint): void {
+    const parent = hint?.parent;
+    if (parent !== undefined && this.has(parent)) this.#list.insertColderThan(parent, entry);
+    else this.#list.append(0, entry);
   }
 
   touch(entry: EntryIndex, _nowUs: number): void {
-    this.lists.move(0, entry);
+    this.#list.move(0, entry);
+  }
+
+  remove(entry: EntryIndex): void {
+    this.#list.remove(entry);
+  }
+
+  victim(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
+    return firstOf(this.#list, 0, mayEvict);
+  }
+
+  coldestFirst(): Iterable<EntryIndex> {
+    return this.#list.entriesOf(0);
+  }
+
+  checkIntegrity(): void {
+    this.#list.checkIntegrity();
   }
 }

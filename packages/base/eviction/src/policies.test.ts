@@ -192,6 +192,83 @@ describe.each(policyNames)('%s', (kind) => {
   });
 });
 
+describe.each(['fifo', 's3-fifo'] as const)('%s with parked entries', (kind) => {
+  it('chooses no parked one, and none before a child, parked or not', () => {
+    interface Known {
+      readonly entry: number;
+      readonly parent: Known | undefined;
+      isParked: boolean;
+    }
+    const step = fc.record({
+      kind: fc.constantFrom('insert', 'child', 'child', 'touch', 'remove', 'evict', 'evict', 'park', 'park', 'unpark'),
+      entry: fc.nat(40),
+      other: fc.nat(40),
+      name: fc.option(fc.nat(20), { nil: undefined }),
+    });
+    fc.assert(
+      fc.property(fc.array(step, { maxLength: 200 }), fc.nat(7), (steps, pinned) => {
+        const policy = createPolicy(kind);
+        policy.insert(0, 0);
+        policy.park!(0); // from the first one on
+        policy.remove(0);
+        const known = new Map<number, Known>();
+        const all = (): Known[] => [...known.values()];
+        const isParent = (one: Known): boolean => all().some(({ parent }) => parent === one);
+        for (const { kind: act, entry, other, name } of steps) {
+          const one = known.get(entry);
+          if ((act === 'insert' || act === 'child') && one === undefined) {
+            const parent = act === 'child' ? known.get(other) : undefined;
+            policy.insert(entry, 0, { parent: act === 'child' ? other : undefined, name });
+            known.set(entry, { entry, parent, isParked: false });
+          } else if (act === 'touch' && one !== undefined) policy.touch(entry, 0);
+          else if (act === 'remove' && one !== undefined) {
+            policy.remove(entry);
+            known.delete(entry);
+          } else if (act === 'park' && one?.isParked === false) {
+            policy.park!(entry);
+            one.isParked = true;
+          } else if (act === 'unpark' && one?.isParked) {
+            policy.unpark!(entry);
+            one.isParked = false;
+          } else if (act === 'evict') {
+            const mayGo = all().filter((each) => each.entry % 8 !== pinned && !each.isParked && !isParent(each));
+            const victim = policy.victim((candidate) => {
+              expect(known.get(candidate)!.isParked).toBe(false);
+              return candidate % 8 !== pinned;
+            });
+            if (victim === undefined) expect(mayGo).toEqual([]);
+            else {
+              expect(mayGo.map((each) => each.entry)).toContain(victim);
+              policy.remove(victim);
+              known.delete(victim);
+            }
+          }
+          policy.checkIntegrity();
+          expect(policy.count).toBe(known.size);
+        }
+        const foretold = [...policy.coldestFirst()];
+        const happened: number[] = [];
+        for (let next = policy.victim(() => true); next !== undefined; next = policy.victim(() => true)) {
+          policy.remove(next);
+          happened.push(next);
+        }
+        expect(foretold).toEqual(happened);
+      }),
+      { numRuns: 300 },
+    );
+  });
+
+  it('misuse of parking is a defect', () => {
+    const policy = createPolicy(kind);
+    policy.insert(3, 0);
+    expect(() => policy.unpark!(3)).toThrow(`${kind}: entry 3 is not parked`);
+    policy.park!(3);
+    expect(() => policy.park!(3)).toThrow(`${kind}: entry 3 is parked already`);
+    expect(() => policy.park!(4)).toThrow(`${kind}: entry 4 is not tracked`);
+    expect([policy.victim(() => true), policy.count]).toEqual([undefined, 1]);
+  });
+});
+
 it('s3-fifo keeps what is used through a scan, where lru does not', () => {
   const survivors = (policy: EvictionPolicy): number => {
     const held = new Map<number, number>(); // name -> entry

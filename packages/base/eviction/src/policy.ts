@@ -33,6 +33,12 @@ export interface EvictionPolicy {
   touch(entry: EntryIndex, nowUs: number): void;
   remove(entry: EntryIndex): void;
   has(entry: EntryIndex): boolean;
+  /**
+   * It may not go for long: it stays tracked and is neither asked about nor chosen before `unpark`, which puts it into the order again.
+   * Where a touch makes an entry the warmest there is no need of it.
+   */
+  park?(entry: EntryIndex): void;
+  unpark?(entry: EntryIndex): void;
   /** The entry to evict next among those that may be; undefined when none may. Does not remove it. */
   victim(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined;
   /** Entries in the order in which they would be evicted. */

@@ -6,12 +6,11 @@
  *
  * What is never used again leaves quickly and does not push out what is. Uses are counted up to 3. Aging happens inside
  * `victim`, so that nothing is moved before there is need. Ghosts need the entry's name (`InsertHint.name`); without
- * names there are none. Chains: a child is put next to its parent, on the colder side, where they share a queue; and as
- * the queues take turns, an entry that has children is not chosen before them.
+ * names there are none. As the queues take turns, an entry that has children is not chosen before them (chain-queues.ts).
  */
-import { ChainParents } from './chain-parents.ts';
-import { EntryLists, none } from './entry-lists.ts';
-import type { EntryIndex, EvictionPolicy, InsertHint } from './policy.ts';
+import { ChainQueues } from './chain-queues.ts';
+import { none } from './entry-lists.ts';
+import type { EntryIndex, InsertHint } from './policy.ts';
 
 const small = 0;
 const main = 1;
@@ -19,10 +18,8 @@ const usesMax = 3;
 /** Uses after its insertion that bring an entry from `small` to `main`. */
 const promotionUses = 2;
 
-export class S3FifoPolicy implements EvictionPolicy {
+export class S3FifoPolicy extends ChainQueues {
   readonly name = 's3-fifo';
-  readonly #lists = new EntryLists('s3-fifo', 2);
-  readonly #links = new ChainParents();
   #uses: Uint8Array = new Uint8Array(64);
   readonly #names = new Map<EntryIndex, number>();
   /** Names, oldest first; as many as entries in `main`. */
@@ -30,48 +27,44 @@ export class S3FifoPolicy implements EvictionPolicy {
   /** What `victim` chose last: its removal is an eviction. */
   #chosen: EntryIndex = none;
 
-  get count(): number {
-    return this.#lists.count;
-  }
-
-  has(entry: EntryIndex): boolean {
-    return this.#lists.has(entry);
+  constructor() {
+    super('s3-fifo', 2);
   }
 
   insert(entry: EntryIndex, _nowUs: number, hint?: InsertHint): void {
     const { parent, name } = hint ?? {};
     const returns = name !== undefined && this.#ghosts.has(name);
-    const parentList = parent !== undefined && this.has(parent) ? this.#lists.listOf(parent) : none;
-    if (parentList === small || (parentList === main && returns)) this.#lists.insertColderThan(parent!, entry);
-    else this.#lists.append(returns ? main : small, entry);
-    this.#links.add(entry, parentList === none ? undefined : parent);
+    const above = parent !== undefined && this.has(parent) ? parent : undefined;
+    const isBesideYoung = above !== undefined && this.queueOf(above) === small;
+    this.enqueue(returns && !isBesideYoung ? main : small, entry, above);
+    this.links.add(entry, above);
     if (returns) this.#ghosts.delete(name);
     if (name !== undefined) this.#names.set(entry, name);
     this.#setUses(entry, 0);
   }
 
   touch(entry: EntryIndex, _nowUs: number): void {
-    this.#lists.listOf(entry); // tracked
+    this.lists.listOf(entry); // tracked
     this.#uses[entry] = Math.min(this.#uses[entry]! + 1, usesMax);
   }
 
-  remove(entry: EntryIndex): void {
-    const list = this.#lists.listOf(entry);
-    this.#lists.remove(entry);
-    this.#links.remove(entry);
+  override remove(entry: EntryIndex): void {
+    const list = this.lists.listOf(entry);
+    super.remove(entry);
     const name = this.#names.get(entry);
     this.#names.delete(entry);
     if (entry === this.#chosen && list === small && name !== undefined) this.#ghosts.add(name);
     if (entry === this.#chosen) this.#chosen = none;
     for (const oldest of this.#ghosts) {
-      if (this.#ghosts.size <= Math.max(1, this.#lists.count)) break;
+      if (this.#ghosts.size <= Math.max(1, this.lists.count)) break;
       this.#ghosts.delete(oldest);
     }
   }
 
   victim(isFree: (entry: EntryIndex) => boolean): EntryIndex | undefined {
-    const mayEvict = (entry: EntryIndex): boolean => !this.#links.hasChildren(entry) && isFree(entry);
-    const smallFirst = this.#lists.countOf(small) * 10 >= this.#lists.count;
+    const mayEvict = (entry: EntryIndex): boolean => !this.links.hasChildren(entry) && isFree(entry);
+    const smallCount = this.lists.countOf(small);
+    const smallFirst = smallCount * 10 >= smallCount + this.lists.countOf(main); // of what can be chosen
     const found = smallFirst
       ? (this.#fromSmall(mayEvict) ?? this.#fromMain(mayEvict))
       : (this.#fromMain(mayEvict) ?? this.#fromSmall(mayEvict));
@@ -83,10 +76,10 @@ export class S3FifoPolicy implements EvictionPolicy {
   *coldestFirst(): Iterable<EntryIndex> {
     const copy = new S3FifoPolicy();
     for (const list of [small, main]) {
-      for (const entry of this.#lists.entriesOf(list)) {
-        copy.#lists.append(list, entry);
+      for (const entry of this.lists.entriesOf(list)) {
+        copy.lists.append(list, entry);
         copy.#setUses(entry, this.#uses[entry]!);
-        copy.#links.add(entry, undefined);
+        copy.links.add(entry, undefined);
       }
     }
     // Parents first, as they have to be known when their children are.
@@ -96,9 +89,9 @@ export class S3FifoPolicy implements EvictionPolicy {
       for (let at: EntryIndex | undefined = entry; at !== undefined && this.has(at) && !linked.has(at); ) {
         linked.add(at);
         path.push(at);
-        at = this.#links.parentOf(at);
+        at = this.links.parentOf(at);
       }
-      for (const at of path.reverse()) copy.#links.add(at, this.#links.parentOf(at));
+      for (const at of path.reverse()) copy.links.add(at, this.links.parentOf(at));
     }
     for (let next = copy.victim(() => true); next !== undefined; next = copy.victim(() => true)) {
       yield next;
@@ -106,16 +99,12 @@ export class S3FifoPolicy implements EvictionPolicy {
     }
   }
 
-  checkIntegrity(): void {
-    this.#lists.checkIntegrity();
-  }
-
   #fromSmall(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
-    let entry = this.#lists.coldest(small);
+    let entry = this.lists.coldest(small);
     while (entry !== none) {
-      const next = this.#lists.warmer(entry);
+      const next = this.lists.warmer(entry);
       if (this.#uses[entry]! >= promotionUses) {
-        this.#lists.move(main, entry);
+        this.lists.move(main, entry);
         this.#uses[entry] = 0;
       } else if (mayEvict(entry)) return entry;
       entry = next;
@@ -126,13 +115,13 @@ export class S3FifoPolicy implements EvictionPolicy {
   #fromMain(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
     // Every use buys one more round, as with CLOCK; what may not go keeps its place and its uses.
     for (let round = 0; round <= usesMax; round++) {
-      let left = this.#lists.countOf(main);
-      for (let entry = this.#lists.coldest(main); entry !== none && left > 0; left--) {
-        const next = this.#lists.warmer(entry);
+      let left = this.lists.countOf(main);
+      for (let entry = this.lists.coldest(main); entry !== none && left > 0; left--) {
+        const next = this.lists.warmer(entry);
         if (mayEvict(entry)) {
           if (this.#uses[entry] === 0) return entry;
           this.#uses[entry]!--;
-          this.#lists.move(main, entry);
+          this.lists.move(main, entry);
         }
         entry = next;
       }

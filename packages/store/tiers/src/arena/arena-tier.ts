@@ -164,7 +164,7 @@ export class ArenaTier implements Tier {
     const pins = this.#leavingOf(namespace, hash)?.[0]?.pins ?? { count: 0 };
     const usedUs = this.#nowUs();
     const about = { namespace, hash, parent, slot, slotBytes, payloadBytes, checksum, expiresS };
-    const entry: Entry = { ...about, index, pins, uses: 0, usedUs };
+    const entry: Entry = { ...about, index, pins, usedUs };
     sizeClass.add(entry);
     this.#bySlot.set(slot, entry);
     let blocks = this.#index.get(namespace.key);

@@ -1,6 +1,8 @@
 /** In which order blocks of one size leave while many of them are kept. */
 import { type PolicyName, policyNames } from '@kvtier/eviction';
+import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import { mostPassed } from '../kit/passing-over.ts';
 import { SizeClass } from './size-class.ts';
 
 interface Block {
@@ -8,21 +10,27 @@ interface Block {
   readonly parent: number | undefined;
   readonly index: number;
   isKept: boolean;
-  uses: number;
   readonly usedUs: number;
 }
 
 /** Blocks 0 to `count`, in this order, of which the first `kept` may not go; these are one chain if `isChain`. */
 class World {
   readonly blocks: Block[] = [];
+  readonly live = new Set<Block>();
   looks = 0;
+  parentsAsked = 0;
   readonly class: SizeClass<Block>;
 
-  constructor(policy: PolicyName, count: number, kept: number, isChain = false) {
+  constructor(policy: PolicyName, count: number, kept: number, isChain = false, mayPass?: number) {
     this.class = new SizeClass({
       policy,
+      mayPass,
       isIdle: ({ isKept }) => ++this.looks > 0 && !isKept,
-      parentOf: ({ parent }) => (parent === undefined ? undefined : this.blocks[parent]),
+      parentOf: ({ parent }) => {
+        this.parentsAsked++;
+        const above = parent === undefined ? undefined : this.blocks[parent]!;
+        return above !== undefined && this.live.has(above) ? above : undefined;
+      },
     });
     for (let name = 0; name < count; name++) {
       this.put(name < kept, isChain && name > 0 && name < kept ? name - 1 : undefined);
@@ -30,16 +38,19 @@ class World {
   }
 
   put(isKept: boolean, parent?: number): void {
-    const block = { name: this.blocks.length, parent, index: this.class.nextIndex, isKept, uses: 0, usedUs: 0 };
+    const block = { name: this.blocks.length, parent, index: this.class.nextIndex, isKept, usedUs: 0 };
     this.blocks.push(block);
+    this.live.add(block);
     this.class.add(block);
   }
 
   /** The name of the coldest that nobody keeps, which goes. */
   evict(): number | undefined {
     const victim = this.class.coldest();
-    if (victim !== undefined) this.class.remove(victim);
-    return victim?.name;
+    if (victim === undefined) return undefined;
+    this.class.remove(victim);
+    this.live.delete(victim);
+    return victim.name;
   }
 
   release(name: number): void {
@@ -95,6 +106,18 @@ describe.each(policyNames)('under %s the coldest idle block', (policy) => {
   });
 });
 
+it.each(['fifo', 's3-fifo'] as const)('%s lets a chain go from its end also where its root was not kept', (policy) => {
+  const world = new World(policy, 0, 0, false, 0);
+  world.put(false); // 0 ← 1 ← 2
+  world.put(true, 0);
+  world.put(true, 1);
+  world.put(false, 0);
+  expect(world.evict()).toBe(3); // what is kept is aside now
+  world.put(false, 2);
+  for (const name of [2, 1]) world.release(name);
+  expect(world.all()).toEqual([4, 2, 1, 0]);
+});
+
 it('s3-fifo does not walk over a kept chain each time, though it asks about its end alone', () => {
   const length = 1_000;
   const world = new World('s3-fifo', 2 * length, length, true);
@@ -113,4 +136,63 @@ it('what s3-fifo put aside is worth as much as before when it comes back', () =>
   const order = world.all();
   expect(order.at(-1)).toBe(used.name);
   expect(order.indexOf(0)).toBe(899); // as if it had just come
+});
+
+describe.each(['fifo', 's3-fifo'] as const)('under %s', (policy) => {
+  it('no block goes before its child, whatever is kept meanwhile', () => {
+    const step = fc.record({
+      act: fc.constantFrom('put', 'under', 'under', 'under', 'keep', 'release', 'release', 'touch', 'evict', 'evict'),
+      on: fc.nat(1_000),
+      isKept: fc.boolean(),
+    });
+    const steps = fc.array(step, { minLength: 1, maxLength: 120 });
+    fc.assert(
+      fc.property(steps, fc.nat(3), (all, mayPass) => {
+        const world = new World(policy, 3, 0, false, mayPass);
+        for (const { act, on, isKept } of all) {
+          const block = [...world.live][on % Math.max(1, world.live.size)];
+          if (act === 'put' || block === undefined) world.put(isKept);
+          else if (act === 'under') world.put(isKept, block.name);
+          else if (act === 'keep') block.isKept = true;
+          else if (act === 'release') world.release(block.name);
+          else if (act === 'touch') world.class.touch(block);
+          else evict(world);
+          world.class.checked();
+        }
+        for (const { name } of world.live) world.release(name);
+        while (world.live.size > 0) evict(world);
+      }),
+      { numRuns: 500 },
+    );
+    /** Against a look at all blocks. `fifo` heeds kept children only where some are aside, as it is no order of chains. */
+    function evict(world: World): void {
+      const before = [...world.live];
+      const victim = world.evict();
+      const counts = ({ isKept }: Block): boolean => policy === 's3-fifo' || !isKept;
+      const mayGo = before.filter((block) => {
+        return !block.isKept && !before.some((other) => other.parent === block.name && counts(other));
+      });
+      if (victim !== undefined) expect(mayGo.map(({ name }) => name)).toContain(victim);
+      else if (policy === 's3-fifo') expect(mayGo).toEqual([]);
+    }
+  });
+
+  it.each(['leaves', 'a chain'])('%s beyond number that are kept are put aside a part at a time', (what) => {
+    const kept = 2 * mostPassed + 1_000;
+    const world = new World(policy, kept + 10, kept, what === 'a chain');
+    let before = world.parentsAsked;
+    for (let round = 0; round < 6; round++) {
+      expect(world.evict()).toBe(kept + round);
+      expect(world.parentsAsked - before).toBeLessThanOrEqual(mostPassed + 1);
+      before = world.parentsAsked;
+    }
+    world.class.checked();
+    const looks = world.looks;
+    world.evict();
+    expect([world.looks - looks, world.parentsAsked]).toEqual([1, before]); // all of them are by now
+    expect(world.parentsAsked).toBeGreaterThanOrEqual(2 * kept);
+    for (let name = 0; name < kept; name++) world.release(name);
+    world.class.checked();
+    expect(world.all()).toHaveLength(kept + 10 - 7);
+  });
 });

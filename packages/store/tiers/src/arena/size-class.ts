@@ -4,22 +4,18 @@
  *     in the policy's order ──passed over, among many──▶ aside ──nobody uses it any more──▶ in that order again
  *
  * What is kept for long is passed over once (kit/passing-over.ts). Where no touch makes a block the warmest, it is put aside, with what is
- * kept of its chain: `s3-fifo` walks over all parents, and asks about none of them.
+ * kept of its chain: the policy walks over all parents, and asks about none of them. It stays the policy's (`park`), as no block may go
+ * before its children, in use or not.
  *
- * Invariant: a block is the policy's or aside; what is aside is in use.
+ * Invariant: what is aside is in use.
  */
 import { invariant } from '@kvtier/errors';
 import { createPolicy, type EntryIndex, type EvictionPolicy, type PolicyName } from '@kvtier/eviction';
-import { manyPassed, victimPassingOver } from '../kit/passing-over.ts';
-
-/** No other policy counts more. */
-const maxUses = 3;
+import { manyPassed, mostPassed, victimPassingOver } from '../kit/passing-over.ts';
 
 export interface Ranked {
   /** Its number in the policy. */
   readonly index: EntryIndex;
-  /** Since it was published, up to `maxUses`: what is put aside comes back with them. */
-  uses: number;
   /** When it was published or used last. */
   readonly usedUs: number;
 }
@@ -40,6 +36,8 @@ export class SizeClass<E extends Ranked> {
   readonly #entries: (E | undefined)[] = [];
   readonly #freeIndexes: EntryIndex[] = [];
   readonly #aside = new Set<E>();
+  /** Where a chain is to be put aside from the next time on, if it is there still. */
+  #unfinished: E | undefined;
 
   constructor(options: SizeClassOptions<E>) {
     this.#options = options;
@@ -54,34 +52,36 @@ export class SizeClass<E extends Ranked> {
   add(entry: E): void {
     this.#freeIndexes.pop();
     this.#entries[entry.index] = entry;
-    this.#insert(entry);
+    this.#policy.insert(entry.index, entry.usedUs, { parent: this.#options.parentOf(entry)?.index });
   }
 
   remove(entry: E): void {
-    if (!this.#aside.delete(entry)) this.#policy.remove(entry.index);
+    this.#aside.delete(entry);
+    this.#policy.remove(entry.index);
     this.#entries[entry.index] = undefined;
     this.#freeIndexes.push(entry.index);
   }
 
   touch(entry: E): void {
-    entry.uses = Math.min(entry.uses + 1, maxUses);
-    if (!this.#aside.has(entry)) this.#policy.touch(entry.index, entry.usedUs);
+    this.#policy.touch(entry.index, entry.usedUs);
   }
 
   /** Nobody uses it any more. */
   idle(entry: E): void {
-    if (!this.#aside.delete(entry)) return;
-    this.#insert(entry);
-    for (let use = 0; use < entry.uses; use++) this.#policy.touch(entry.index, entry.usedUs);
+    if (this.#aside.delete(entry)) this.#policy.unpark!(entry.index);
   }
 
   /** The coldest that nobody uses. */
   coldest(): E | undefined {
     const { isIdle, mayPass } = this.#options;
+    const goesOn = this.#unfinished !== undefined;
+    if (goesOn) this.#goOnPuttingAside();
     const victim = victimPassingOver(this.#policy, {
       mayGo: (index) => isIdle(this.#entries[index]!),
       mayPass,
-      onPassed: (passed) => this.#putAside(Array.from(passed, (index) => this.#entries[index]!)),
+      onPassed: (passed) => {
+        if (!goesOn) this.#putAside(Array.from(passed, (index) => this.#entries[index]!));
+      },
     });
     return victim === undefined ? undefined : this.#entries[victim];
   }
@@ -96,31 +96,49 @@ export class SizeClass<E extends Ranked> {
   checked(): E[] {
     this.#policy.checkIntegrity();
     const all = this.#entries.filter((entry) => entry !== undefined);
-    invariant(this.#policy.count + this.#aside.size === all.length, 'arena: policy and entries disagree');
+    invariant(this.#policy.count === all.length, 'arena: policy and entries disagree');
     for (const entry of all) {
-      invariant(this.#policy.has(entry.index) !== this.#aside.has(entry), 'arena: an entry is in no order');
+      invariant(this.#policy.has(entry.index), 'arena: an entry is in no order');
       invariant(!this.#aside.has(entry) || !this.#options.isIdle(entry), 'arena: what nobody uses is aside');
     }
     return all;
   }
 
-  #insert(entry: E): void {
-    this.#policy.insert(entry.index, entry.usedUs, { parent: this.#options.parentOf(entry)?.index });
+  /** If they are many, with what is kept of their chains; what is too much for one turn at the next allocation. */
+  #putAside(passed: readonly E[]): void {
+    const { mayPass = manyPassed } = this.#options;
+    const most = Math.max(mostPassed, mayPass + 1);
+    const kept = new Set<E>();
+    let isAll = true;
+    for (let at = 0; isAll && at < passed.length; at++) isAll = this.#collect(passed[at]!, kept, most);
+    if (kept.size > mayPass) this.#park(kept);
   }
 
-  /** If they are many, with what is kept of their chains. */
-  #putAside(passed: readonly E[]): void {
-    const { isIdle, parentOf, mayPass = manyPassed } = this.#options;
-    const kept = new Set(passed);
-    for (const entry of passed) {
-      for (let above = parentOf(entry); above !== undefined; above = parentOf(above)) {
-        if (kept.has(above) || this.#aside.has(above) || isIdle(above)) break;
-        kept.add(above);
+  #goOnPuttingAside(): void {
+    const first = this.#unfinished!;
+    this.#unfinished = undefined;
+    const kept = new Set<E>();
+    if (this.#entries[first.index] === first) this.#collect(first, kept, mostPassed);
+    this.#park(kept);
+  }
+
+  /** Into `kept`, what is in use of a chain from its end on; false: there is more than `most`. */
+  #collect(end: E, kept: Set<E>, most: number): boolean {
+    const { isIdle, parentOf } = this.#options;
+    for (let entry: E | undefined = end; entry !== undefined; entry = parentOf(entry)) {
+      if (kept.has(entry) || this.#aside.has(entry) || isIdle(entry)) break;
+      if (kept.size >= most) {
+        this.#unfinished = entry;
+        return false;
       }
+      kept.add(entry);
     }
-    if (kept.size <= mayPass) return;
+    return true;
+  }
+
+  #park(kept: ReadonlySet<E>): void {
     for (const entry of kept) {
-      this.#policy.remove(entry.index);
+      this.#policy.park!(entry.index);
       this.#aside.add(entry);
     }
   }

@@ -5,6 +5,7 @@
  */
 import { existsSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { native } from '@kvtier/data-plane';
 import { type HashKey, headerBytes } from '@kvtier/identity';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
@@ -202,6 +203,28 @@ it('a folder that was removed, and is another node’s by now, is left alone unt
   await vi.waitUntil(() => tier.stats().inService, patience);
   expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
   await expect(open()).rejects.toThrow(expect.objectContaining({ code: 'LOCKED' }));
+  tier.checkIntegrity();
+  await tier.close();
+});
+
+it('what is read while its device comes back stays listed, and is there when the device is', async () => {
+  const tier = await open();
+  const seen = following(tier);
+  const chain = names('restored', 200);
+  await bench.write(tier, space, chain, payloadBytes);
+  const device = tier.devices[0]!;
+  device.fail(new Error('gone'));
+  let early = 0;
+  while (!device.inService) {
+    await nextTurn();
+    const held = chain.filter((hash) => tier.lookup(space, [hash]) === 1).slice(0, 20);
+    if (device.inService || held.length === 0) continue;
+    early += held.length;
+    expect(await bench.read(tier, space, held, payloadBytes)).toEqual(held.map(() => 'missing'));
+  }
+  expect(early).toBeGreaterThan(0);
+  expect([tier.lookup(space, chain), seen.held.size]).toEqual([200, 200]);
+  expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
   tier.checkIntegrity();
   await tier.close();
 });

@@ -206,6 +206,7 @@ export class DiskIndex {
   *#unlisting(segments: readonly Segment[]): Generator<void> {
     let left = slicing.blocks;
     for (const segment of segments) {
+      if (segment.listedCount === 0) continue; // the rows that it has were unlisted before
       let names = new Map<Namespace, HashKey[]>();
       const tell = (): void => {
         for (const [namespace, hashes] of names) if (!this.#isCleared) this.#followers.removed(namespace, hashes);
@@ -219,11 +220,12 @@ export class DiskIndex {
           else hashes.push(this.table.hash(entry));
         }
         this.#unlist(entry);
-        if (--left > 0) continue;
-        tell();
-        left = slicing.blocks;
-        yield;
-        if (segment.listedCount === 0) break; // its rows may be others' now
+        if (--left <= 0) {
+          tell();
+          left = slicing.blocks;
+          yield;
+        }
+        if (segment.listedCount === 0) break; // its other rows were unlisted before, and may be others' now
       }
       tell();
     }

@@ -223,7 +223,11 @@ export class DiskTier implements Tier {
 
   /** What its device lost is listed until it has been dropped. */
   #isReadable(entry: EntryNumber): boolean {
-    return entry !== noEntry && this.#devices[this.#index.segmentOf(entry).device]!.inService;
+    return entry !== noEntry && this.#deviceOf(entry).inService;
+  }
+
+  #deviceOf(entry: EntryNumber): DiskDevice {
+    return this.#devices[this.#index.segmentOf(entry).device]!;
   }
 
   #deviceOut(device: DiskDevice, reason: string): void {
@@ -247,8 +251,9 @@ export class DiskTier implements Tier {
       const entry = this.#closed ? noEntry : this.#index.get(namespace, hash);
       if (entry === noEntry) onDone(index, 'missing');
       else if (!this.#isReadable(entry)) {
-        // Its turn to be dropped has come. No failure of the tier: the other devices are to be asked.
-        this.#index.remove(entry);
+        // Its turn to be dropped has come. No failure of the tier: the other devices are to be asked. While its device comes back it may be
+        // listed anew, and stays.
+        if (!this.#deviceOf(entry).isTried) this.#index.remove(entry);
         onDone(index, 'missing');
       } else if (table.pages(entry) * pageBytes > this.#options.slots.slotBytesOf(slot)) {
         // Never into a slot that is too small for it. All blocks of a namespace are of one size: one of two engines computes its namespace

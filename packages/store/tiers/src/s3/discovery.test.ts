@@ -2,6 +2,7 @@
 import { createServer, type Server } from 'node:http';
 import { setImmediate as turn } from 'node:timers/promises';
 import { native } from '@kvtier/data-plane';
+import { KvError } from '@kvtier/errors';
 import { type HashKey, headerBytes } from '@kvtier/identity';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { hashNamed, namespaceNamed, silentLog } from '../kit/testing/objects.ts';
@@ -143,6 +144,27 @@ it('a bucket of 100,000 packs among a million slots is followed in turns of a fe
   expect([17, 18, 19, packCount].map((slot) => discovery.free.has(slot))).toEqual([true, false, false, true]);
   expect(discovery.free.size).toBe(plan.packCount - packCount + 1);
   expect(longestMs).toBeLessThan(50);
+});
+
+it.each([
+  ['may be read later', true, [1, 2, 4, 8, 16, 26, 36]],
+  ['will not be before somebody mends it', false, [1, 11, 21, 31]],
+])('a pack that %s is looked at again in good time', async (_, retry, expected) => {
+  const plan = planS3({ bucket: 'b', bytes: 1 << 20, packBytes: 4096 });
+  const objects = [{ key: 'v1/packs/00000003', etag: 'e', bytes: 4096, modifiedMs: 1_000_000 }];
+  async function* pages(): AsyncGenerator<ListedPage> {
+    yield { objects, serverMs: 1_000_000 };
+  }
+  let pass = 0;
+  const asked: number[] = [];
+  const get = async (): Promise<boolean> => {
+    asked.push(pass);
+    throw new KvError('IO', 'a stall', { retry });
+  };
+  const api = { pages, get } as unknown as S3Api;
+  const discovery = new Discovery({ plan, api, index: new PackIndex(), log: silentLog, onEvicted: () => {} });
+  while (++pass < 40) await discovery.refresh();
+  expect(asked).toEqual(expected);
 });
 
 it('a page of packs that were all replaced goes in turns of a few milliseconds', async () => {

@@ -26,7 +26,7 @@ const firstReadBytes = 16 << 10;
 const requestsAtOnce = 8;
 /** So many tables in a row that are not answered for: it is the server, and no pack's own fault. */
 const silencesMax = 2 * requestsAtOnce;
-/** A pack that could not be read is left alone for so many passes. */
+/** A pack that could not be read is left alone for so many passes; for one at first, and twice as many each time, where time may mend it. */
 const passesLeftAlone = 10;
 
 export interface DiscoveryOptions {
@@ -53,11 +53,15 @@ export class Discovery {
   /** Not ours, or damaged and refused deletion: by slot, the ETag, so that each is looked at once. */
   readonly #foreign = new Map<number, string>();
   #otherForeign = 0;
-  /** Packs that could not be read: by slot, the ETag, and the pass that looks again. */
-  readonly #unreadable = new Map<number, { readonly etag: string; readonly nextPass: number }>();
+  /** Packs that could not be read: by slot, the ETag, for how many passes they are left alone, and the pass that looks again. */
+  readonly #unreadable = new Map<
+    number,
+    { readonly etag: string; readonly passes: number; readonly nextPass: number }
+  >();
   #pages = 0;
   #passes = 0;
   #silences = 0;
+  #isCut = false;
 
   constructor(options: DiscoveryOptions) {
     this.#options = options;
@@ -79,13 +83,14 @@ export class Discovery {
 
   /**
    * One pass; `onListed`: the bucket is listed, and its new packs are read from now on. However many these are, each request has its
-   * own limit. KvError when the bucket cannot be listed, or when no table can be read any more.
+   * own limit. KvError when the bucket cannot be listed.
    */
   async refresh(onListed: () => void = () => {}): Promise<void> {
     const { index, log, onEvicted } = this.#options;
     this.#passes++;
     this.#silences = 0;
     const { unknown, expired } = await this.#compare();
+    this.#isCut = false; // what was asked before says nothing of a bucket that could be listed just now
     onListed();
     await this.#each(expired, async ({ slot, object }) => {
       const pack = index.packs.get(slot);
@@ -104,7 +109,11 @@ export class Discovery {
     if (failures > 0) log.warn({ packs: failures, reason }, 's3: packs that cannot be read are left alone for a while');
     if (this.foreignCount > 0)
       log.info({ foreign: this.foreignCount }, 's3: objects under our prefix that are not ours are left alone');
-    if (this.#silences >= silencesMax) throw new KvError('IO', `s3: no table can be read: ${reason}`, { retry: true });
+  }
+
+  /** The server is gone: the pass that is under way reads nothing new, so that the next listing need not wait for it. */
+  cutShort(): void {
+    this.#isCut = true;
   }
 
   async #compare(): Promise<{ unknown: Found[]; expired: Found[] }> {
@@ -180,12 +189,16 @@ export class Discovery {
 
   /** Ends early when the server is gone: the rest is for a later pass. */
   async #each(all: readonly Found[], act: (found: Found) => Promise<void>): Promise<void> {
-    const { api } = this.#options;
     let next = 0;
     const worker = async (): Promise<void> => {
-      while (next < all.length && api.suspended === undefined && this.#silences < silencesMax) await act(all[next++]!);
+      while (next < all.length && !this.#isOver && this.#silences < silencesMax) await act(all[next++]!);
     };
     await settled(Array.from({ length: Math.min(requestsAtOnce, all.length) }, worker));
+  }
+
+  /** No pass goes on. (While the server is asked whether it is back, nothing is suspended.) */
+  get #isOver(): boolean {
+    return this.#isCut || this.#options.api.suspended !== undefined;
   }
 
   /** Of one request with its tries. */
@@ -214,22 +227,25 @@ export class Discovery {
   }
 
   /** It cannot be read: what it holds is not looked for before some passes. */
-  leaveAlone(slot: number, etag: string): void {
-    this.#unreadable.set(slot, { etag, nextPass: this.#passes + passesLeftAlone });
+  leaveAlone(slot: number, etag: string, why: KvError): void {
+    const before = this.#unreadable.get(slot);
+    const again = before?.etag === etag ? 2 * before.passes : 1;
+    const passes = why.retry ? Math.min(again, passesLeftAlone) : passesLeftAlone;
+    this.#unreadable.set(slot, { etag, passes, nextPass: this.#passes + passes });
   }
 
   /** An object in a slot that this node knows nothing of. Returns why it cannot be read and is left alone. */
   async #meet(found: Found): Promise<KvError | undefined> {
     const { slot, object, serverMs } = found;
-    const { plan, api, index, log } = this.#options;
+    const { plan, index, log } = this.#options;
     let table: PackTable | 'foreign' | 'damaged' | undefined;
     try {
       table = await this.readTable(slot, object, this.#deadlineMs());
     } catch (error) {
       if (!(error instanceof KvError)) throw error;
-      if (api.suspended !== undefined) return undefined; // the server is gone, and nothing is known of this pack
+      if (this.#isOver) return undefined; // the server is gone, and nothing is known of this pack
       this.#silences = error.retry ? this.#silences + 1 : 0;
-      this.leaveAlone(slot, object.etag);
+      this.leaveAlone(slot, object.etag, error);
       return error;
     }
     this.#silences = 0;

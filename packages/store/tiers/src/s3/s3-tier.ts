@@ -91,6 +91,7 @@ export class S3Tier implements Tier {
     this.#breaker = new RequestBreaker({
       onOpen: (reason) => {
         index.hide();
+        this.#discovery.cutShort();
         log.error({ tier: this.name, reason }, 'the s3 tier is out of service until its server answers again');
       },
       probe: () => this.#list(),
@@ -304,7 +305,7 @@ export class S3Tier implements Tier {
     if (!this.#inService) return false;
     if (this.#index.packs.get(pack.slot) !== pack) return true; // by another read
     this.#index.drop(pack);
-    this.#discovery.leaveAlone(pack.slot, pack.etag);
+    this.#discovery.leaveAlone(pack.slot, pack.etag, why);
     this.#options.log.warn({ reason: why.message }, 's3: a pack cannot be read any more and is left alone for a while');
     return true;
   }
@@ -317,17 +318,34 @@ export class S3Tier implements Tier {
 
   /** One pass at a time. Settles when the bucket is listed; what is new there is read after that. */
   #list(): Promise<void> {
+    // Thousands of tables may be left to the pass before: whether the server is back is not to wait for them.
+    if (this.#breaker.reason !== '') this.#discovery.cutShort();
     this.#listing ??= this.#pass
       .then(
         () =>
           new Promise<void>((resolve, reject) => {
-            this.#pass = this.#discovery.refresh(resolve).then(resolve, reject);
+            this.#pass = this.#refresh(resolve).catch(reject);
           }),
       )
       .finally(() => {
         this.#listing = undefined;
       });
     return this.#listing;
+  }
+
+  /** Rejects when the bucket cannot be listed. Behind its listing nobody waits for the pass, who could hear of a defect. */
+  async #refresh(onListed: () => void): Promise<void> {
+    let isListed = false;
+    try {
+      await this.#discovery.refresh(() => {
+        isListed = true;
+        onListed();
+      });
+    } catch (error) {
+      if (!isListed) throw error;
+      const { message: reason } = KvError.from(error);
+      this.#options.log.error({ tier: this.name, reason }, 's3: a pass over the bucket ended early, by a defect');
+    }
   }
 
   /** After a listing that was begun: to the end of its pass, then pass after pass. */
