@@ -18,6 +18,8 @@ const evictedShare = 1 / 16;
 const ageSample = 512;
 /** Records looked at for each block that comes: twice what one in sixteen needs. */
 const sweepStep = 32;
+/** Where there is no room for a set more: a round must end before removals, each of which may cut a run, have filled the rest. */
+const fullSweepStep = 128;
 /** Of the work on sets, which is told in blocks. */
 const looksPerWork = 4;
 
@@ -52,6 +54,10 @@ export class Space {
     this.#roundsLeft = 1;
   }
 
+  get #step(): number {
+    return this.#chains.hasRoom ? sweepStep : fullSweepStep;
+  }
+
   get #isDue(): boolean {
     return this.#roundsLeft > 0 || this.#hand < this.#restAt;
   }
@@ -76,7 +82,7 @@ export class Space {
 
   /** So many blocks have come. */
   came(blocks: number): void {
-    if (this.#isDue) this.sweep(blocks * sweepStep);
+    if (this.#isDue) this.sweep(blocks * this.#step);
     else if (this.#isFull(fullShare)) this.#evict();
     else if (this.#chains.restBytes > this.#collectAt) this.sweepAll();
     this.#keepRest();
@@ -84,8 +90,10 @@ export class Space {
 
   /** So many blocks have other holders than before: sets are more. */
   changed(blocks: number): void {
-    if (this.#isDue) this.sweep(blocks * sweepStep);
-    else if (this.#chains.restBytes > this.#collectAt) this.sweepAll();
+    const { restBytes, maxRestBytes } = this.#chains;
+    if (this.#isDue) this.sweep(blocks * this.#step);
+    else if (restBytes > maxRestBytes * fullShare) this.#evict();
+    else if (restBytes > this.#collectAt) this.sweepAll();
     this.#keepRest();
   }
 
