@@ -118,6 +118,27 @@ describe('which models have an index', () => {
     expect(lines.filter((line) => line.includes('anew'))).toEqual([]);
   });
 
+  it('one whose blocks cannot be named, or that has too few bytes, has none, and disturbs no other', async () => {
+    const strange = [worker(0, 'strange', 'kvtier'), worker(1, 'strange', 'kvtier')];
+    for (const { facts } of strange) Object.assign(facts!, { hashAlgorithm: 'blake3' });
+    open([worker(2, 'b')]);
+    become([...strange, worker(2, 'b')]);
+    await new Promise(setImmediate);
+    indexes!.sent('b', 2, keys);
+    expect([held('strange', 0).isUnknown, held('b', 2).blocks]).toEqual([true, 6]);
+    become([...strange, worker(2, 'b'), worker(3, 'b')]);
+    expect(Object.keys(indexes!.state())).toEqual(['b']);
+    const line = 'KV index of strange: hash algorithm "blake3" is not known';
+    expect(lines.filter((one) => one.includes('strange')).map((one) => one.slice(0, line.length))).toEqual([line]);
+    indexes!.close();
+    open([worker(0, 'a')], { maxBytes: 1 << 19 });
+    become([worker(0, 'a'), worker(1, 'b'), worker(2, 'c')]);
+    expect(Object.keys(indexes!.state())).toEqual([]);
+    expect(lines.filter((one) => one.includes('routed without one'))).toHaveLength(3);
+    become([worker(0, 'a')]);
+    expect(Object.keys(indexes!.state())).toEqual(['a']);
+  });
+
   it('many changes of one turn are followed once: when somebody asks, or soon', async () => {
     open([worker(0, 'a'), worker(1, 'a')]);
     const follow = vi.spyOn(IndexFeed.prototype, 'follow');

@@ -6,10 +6,12 @@
  * A model with one worker of ours needs none: there is nothing to choose, and the worker itself says what it had. Of a pod nobody else can
  * say what it holds, and not every pod can tell of its blocks again when a second one comes; who plans by the share that is held asks, too.
  *
- * Invariant: who asks sees the workers that there are (`LateLook`).
+ * Invariants: who asks sees the workers that there are (`LateLook`). What is wrong with one model disturbs no other: it is routed without
+ * an index, and one line says why.
  */
-import type { EventAccess } from '@kvtier/config';
+import type { EventAccess, NodeRecord } from '@kvtier/config';
 import type { Held, Holdings } from '@kvtier/dispatch';
+import { KvError } from '@kvtier/errors';
 import { defaultRootSeed, parseHashAlgorithm } from '@kvtier/identity';
 import {
   type FeedState,
@@ -64,6 +66,8 @@ export class Indexes implements Holdings {
   /** By model. */
   readonly #made = new Map<string, Made>();
   readonly #looks: LateLook;
+  /** Model → why it has none. */
+  readonly #refused = new Map<string, string>();
   #past = sumOf([]);
 
   constructor(options: IndexesOptions) {
@@ -116,35 +120,57 @@ export class Indexes implements Holdings {
 
   #follow(): void {
     const groups = this.#groups();
-    const keys = new Map([...groups].map(([model, group]) => [model, JSON.stringify(this.#namesOf(group))]));
+    const keys = new Map<string, string>();
+    for (const [model, group] of groups) this.#each(model, () => keys.set(model, JSON.stringify(this.#namesOf(group))));
+    for (const model of this.#refused.keys()) if (!groups.has(model)) this.#refused.delete(model);
     for (const [model, { key }] of [...this.#made]) if (keys.get(model) !== key) this.#end(model);
     const { maxBytes: allBytes, access, logger } = this.#options;
     const maxBytes = Math.floor(allBytes / Math.max(groups.size, 1));
     // All give before anybody takes.
-    for (const [model, { feed }] of [...this.#made]) {
-      if (feed.resize(maxBytes)) continue;
-      logger.warn({ model }, `KV index of ${model}: has taken more than its share of ${maxBytes} bytes; begins anew`);
-      this.#end(model);
-    }
+    for (const [model, { feed }] of [...this.#made])
+      this.#each(model, () => {
+        if (feed.resize(maxBytes)) return;
+        logger.warn({ model }, `KV index of ${model}: has taken more than its share of ${maxBytes} bytes; begins anew`);
+        this.#end(model);
+      });
     const nodes = new Map(this.#options.fleet.nodes().map((node) => [node.name, node]));
-    for (const [model, group] of groups) {
-      let feed = this.#feedOf(model);
-      if (feed === undefined) {
-        feed = new IndexFeed({ maxBytes, ...this.#namesOf(group), access, logger });
-        this.#made.set(model, { feed, key: keys.get(model)! });
-      }
-      const unread = this.#isText(group[0]) ? unreadText : undefined;
-      feed.follow(
-        group.map(
-          ({ number, record, facts }): FollowedWorker => ({
-            ...{ number, record, unread: unread?.(record.events !== null) },
-            node: record.node === null || unread ? undefined : nodes.get(record.node),
-            totalBlocks: facts!.totalBlocks,
-            bootEpoch: facts!.bootEpoch,
-            ...(facts!.namespaces && { namespaces: facts!.namespaces }),
-          }),
-        ),
-      );
+    for (const [model, key] of keys) {
+      const group = groups.get(model)!;
+      this.#each(model, () => {
+        let feed = this.#made.get(model)?.feed;
+        if (feed === undefined) {
+          feed = new IndexFeed({ maxBytes, ...this.#namesOf(group), access, logger });
+          this.#made.set(model, { feed, key });
+        }
+        feed.follow(this.#followed(group, nodes));
+        this.#refused.delete(model);
+      });
+    }
+  }
+
+  #followed(group: Group, nodes: ReadonlyMap<string, NodeRecord>): FollowedWorker[] {
+    const unread = this.#isText(group[0]) ? unreadText : undefined;
+    return group.map(
+      ({ number, record, facts }): FollowedWorker => ({
+        ...{ number, record, unread: unread?.(record.events !== null) },
+        node: record.node === null || unread ? undefined : nodes.get(record.node),
+        totalBlocks: facts!.totalBlocks,
+        bootEpoch: facts!.bootEpoch,
+        ...(facts!.namespaces && { namespaces: facts!.namespaces }),
+      }),
+    );
+  }
+
+  /** A part of the look that is of one model. */
+  #each(model: string, look: () => void): void {
+    try {
+      look();
+    } catch (error) {
+      const { message } = KvError.from(error);
+      this.#end(model);
+      if (this.#refused.get(model) === message) return;
+      this.#refused.set(model, message);
+      this.#options.logger.warn({ model }, `KV index of ${model}: ${message}; its requests are routed without one`);
     }
   }
 

@@ -343,7 +343,12 @@ describe('the KV index', () => {
     // Others hold parts of these, until there is no room for sets and segments.
     while (index.stats().droppedBlocks === 0) {
       const [run, from] = [draw(runs), draw(length - 60)];
-      index.stored(sources[draw(sources.length)]!, 0, keysOf(nodesOf(run, from, 50)), keysOf(nodesOf(run, from - 1, 1)));
+      index.stored(
+        sources[draw(sources.length)]!,
+        0,
+        keysOf(nodesOf(run, from, 50)),
+        keysOf(nodesOf(run, from - 1, 1)),
+      );
     }
     let looked = 0;
     const sweep = vi.spyOn(Space.prototype, 'sweep').mockImplementation(function (this: Space, records = 4096) {

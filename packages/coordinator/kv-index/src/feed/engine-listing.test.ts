@@ -91,6 +91,18 @@ describe('what an engine says of its blocks', () => {
     );
   });
 
+  it('what the index has forgotten for want of room makes nobody a liar', () => {
+    const hasher = new ChainHasher({ algorithm: 'xxhash_cbor', blockTokens });
+    const { index, say, lies } = rig({ hasher, maxBlocks: 1_000_000 });
+    const block = (n: number, parent: bigint | null = null): KvEvent =>
+      stored([BigInt(n)], { parentBlockHash: parent, tokenIds: [n, 1, 2, 3] });
+    say([block(1), stored([1n], { medium: 'CPU', blockSize: 0 })]);
+    for (let n = 1_000; index.stats().droppedBlocks === 0; n++) say([block(n)]);
+    // Its block is forgotten, and with its copy on the CPU its name goes; on the GPU it is still there.
+    say([removed([1n], 'CPU'), block(2, 1n)]);
+    expect(lies.parent).toBe(0);
+  });
+
   it('a block of its pool is there as often as it was stored; of a tier, once', () => {
     const { say, holds } = rig();
     say([stored([1n]), stored([1n]), stored([1n], { medium: 'CPU' }), stored([1n], { medium: 'CPU' })]);

@@ -180,7 +180,7 @@ export class EngineListing {
         ? this.#rename(slice, before, tokens.subarray(at * blockTokens, (at + count) * blockTokens))
         : { keys: this.#ownKeys(slice), parent: before };
       if (named === undefined) {
-        if (this.#isCut) this.#leaveOut(keys.length / 2 - at - count); // the slices after this one
+        if (this.#hasLeftOut) this.#leaveOut(keys.length / 2 - at - count); // the slices after this one
         return;
       }
       const parent: Parent = !isOrdered || (this.#names && !isRenamed) ? 'unknown' : (named.parent ?? 'root');
@@ -252,8 +252,7 @@ export class EngineListing {
     const names = this.#names!;
     const before = parent && names.find(parent[0]!, parent[1]!);
     if (parent && before === undefined) {
-      // What was left out for want of room has no name for those after it.
-      if (this.#isCut) this.#leaveOut(keys.length / 2);
+      if (this.#hasLeftOut) this.#leaveOut(keys.length / 2);
       else lies.tell('parent', () => 'blocks after one that it has not told of');
       return undefined;
     }
@@ -283,6 +282,11 @@ export class EngineListing {
   #forgetNames(): void {
     this.#names?.clear();
     this.#isCut = false;
+  }
+
+  /** Something was left out, or forgotten, for want of room: it has no name for those after it. */
+  get #hasLeftOut(): boolean {
+    return this.#isCut || this.#options.index.stats().droppedBlocks > 0;
   }
 
   #leaveOut(blocks: number): void {
