@@ -85,11 +85,16 @@ it.each([
     await failed;
     sendLate();
   };
-  const server = createServer(({ url }, response) => void (url === '/next' ? response.end('next') : answer(response)));
+  let answered: Promise<void> | undefined;
+  const server = createServer(({ url }, response) => {
+    if (url === '/next') response.end('next');
+    else answered = answer(response);
+  });
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   const get = (path: string, more = ''): string => `GET ${path} HTTP/1.1\r\nhost: localhost\r\n${more}\r\n`;
   const { port } = server.address() as AddressInfo;
   const bytes = await answersTo(get('/') + get('/next', 'connection: close\r\n'), port);
+  await answered; // the client may have read all before it has told itself
   server.close();
   const { body, rest } = unchunked(bytes.subarray(bytes.indexOf('\r\n\r\n') + 4));
   expect(body.slice(-40)).toMatch(/x"}\n\ndata: {"error":"one"}\n\n$/);
