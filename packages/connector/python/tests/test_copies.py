@@ -12,7 +12,6 @@ import threading
 import time
 import unittest
 from array import array
-from collections.abc import Callable
 from pathlib import Path
 
 import kvtier
@@ -73,56 +72,6 @@ class Mapping(CopiesCase):
             job.take()
         until("it is unmapped", lambda: self.copies.counts().arenas == 0)
         self.assertEqual(self.code_of(lambda: self.copies.store(arena, layout, [0], [PAGE + 256])), "UNKNOWN")
-
-
-    def test_nobody_waits_while_a_large_arena_is_unmapped(self) -> None:
-        """Who polls a copy of another arena holds Python's lock, and is an engine's loop."""
-        size = 256 << 20
-        handle, path = tempfile.mkstemp(prefix="kvtier-arena-", dir="/dev/shm")
-        self.addCleanup(os.unlink, path)
-        os.write(handle, struct.pack("<8sIIQQ", b"KVTIERAR", 1, PAGE, size, ID))
-        os.posix_fallocate(handle, 0, size)
-        os.close(handle)
-        job = self.copies.check(self.copies.map(self.ref), 100, [PAGE], [0])
-        until("it ends", job.ended)
-
-        def mapped() -> kvtier.copies.Arena:
-            """With all of its pages touched."""
-            large = self.copies.map(kvtier.ArenaRef(path, size, ID))
-            read = self.copies.check(large, PAGE, range(PAGE, size, PAGE), [0] * (size // PAGE - 1))
-            until("it is read", lambda: read.ended(0.01))
-            read.take()
-            return large
-
-        def closed(beside: Callable[[threading.Thread], float]) -> float:
-            """What is told of it, where no thread of the last copy was in the way."""
-            for _ in range(20):
-                large, now = mapped(), []
-                thread = threading.Thread(target=lambda large=large, now=now: now.append(large.close()))
-                found = beside(thread)
-                thread.join()
-                if now == [True]:
-                    return found
-            raise AssertionError("it is never unmapped at once")
-
-        def alone(thread: threading.Thread) -> float:
-            began = time.monotonic()
-            thread.start()
-            thread.join()
-            return time.monotonic() - began
-
-        def longest_poll(thread: threading.Thread) -> float:
-            most = 0.0
-            thread.start()
-            while thread.is_alive():
-                began = time.monotonic()
-                job.ended()
-                most = max(most, time.monotonic() - began)
-            return most
-
-        # On a busy machine somebody else may have its turn in the middle of a poll: not each time.
-        takes = min(closed(alone) for _ in range(3))
-        self.assertLess(min(closed(longest_poll) for _ in range(5)), takes / 2)
 
     def test_who_has_it_mapped_holds_its_byte_until_the_last_copy_has_ended(self) -> None:
         byte = 1 << 40

@@ -33,6 +33,7 @@ constexpr size_t kNone = SIZE_MAX;
 std::atomic<int> threads_left{INT_MAX};    // that the system still has
 std::atomic<size_t> watched_bytes{kNone};  // who unmaps so many is noted
 std::atomic<pid_t> unmapped_by{0};
+std::atomic<bool> unmapping_takes{false};  // and does not come back while this is so
 
 }  // namespace
 
@@ -43,7 +44,10 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
   return create(thread, attributes, run, argument);
 }
 extern "C" int munmap(void* base, size_t bytes) noexcept {
-  if (bytes == watched_bytes) unmapped_by = gettid();
+  if (bytes == watched_bytes) {
+    unmapped_by = gettid();
+    unmapping_takes.wait(true);
+  }
   return static_cast<int>(syscall(SYS_munmap, base, bytes));
 }
 
@@ -80,15 +84,19 @@ bool Until(const std::function<bool()>& there, double seconds = 20) {
 
 std::string NewPath(const char* what) { return "/dev/shm/kvtier-client-test-" + std::to_string(getpid()) + "-" + what; }
 
+void MakeArena(const std::string& path, uint64_t bytes) {
+  const int file = open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+  ASSERT_GE(file, 0);
+  const kvtier::ArenaHeader header{kvtier::kArenaMagic, kvtier::kArenaVersion, kPage, bytes, kId};
+  ASSERT_EQ(write(file, &header, sizeof(header)), static_cast<ssize_t>(sizeof(header)));
+  ASSERT_EQ(ftruncate(file, static_cast<off_t>(bytes)), 0);
+  close(file);
+}
+
 class Client : public testing::Test {
  protected:
   void SetUp() override {
-    const int file = open(path_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-    ASSERT_GE(file, 0);
-    const kvtier::ArenaHeader header{kvtier::kArenaMagic, kvtier::kArenaVersion, kPage, kBytes, kId};
-    ASSERT_EQ(write(file, &header, sizeof(header)), static_cast<ssize_t>(sizeof(header)));
-    ASSERT_EQ(ftruncate(file, kBytes), 0);
-    close(file);
+    MakeArena(path_, kBytes);
     const kvtier_options options{2, 1, 0, 64, 200};
     client_ = kvtier_open(&options);
     ASSERT_NE(client_, nullptr) << kvtier_last_error();
@@ -131,6 +139,29 @@ TEST_F(Client, WhoForgetsTheLastJobOfAnArenaDoesNotUnmapIt) {
   ASSERT_TRUE(Until([] { return unmapped_by != 0; }));
   EXPECT_NE(unmapped_by, gettid());
   EXPECT_TRUE(Until([&] { return Counts().arenas == 0; }));
+}
+
+// Who polls a copy of another arena is an engine's loop.
+TEST_F(Client, NobodyWaitsWhileAnArenaIsUnmapped) {
+  constexpr uint64_t kOther = kBytes / 2;
+  const std::string path = NewPath("other");
+  MakeArena(path, kOther);
+  const int64_t other = kvtier_map(client_, path.c_str(), kOther, kId, 0);
+  ASSERT_GT(other, 0) << kvtier_last_error();
+  const int64_t job = Checked();
+  watched_bytes = kOther;
+  unmapping_takes = true;
+  std::thread unmaps([&] { EXPECT_EQ(kvtier_unmap(client_, other), 1); });
+  EXPECT_TRUE(Until([] { return unmapped_by != 0; }));
+  std::atomic<int> said{-1};
+  std::thread polls([&] { said = kvtier_wait(client_, job, 0); });
+  EXPECT_TRUE(Until([&] { return said == 1; }));
+  unmapping_takes = false;
+  unmapping_takes.notify_all();
+  unmaps.join();
+  polls.join();
+  EXPECT_EQ(kvtier_take(client_, job, nullptr, nullptr, 1), 1);
+  unlink(path.c_str());
 }
 
 TEST_F(Client, AnArenaIsUnmappedWhereThereIsNoThreadForIt) {
