@@ -6,6 +6,7 @@
  *
  *   import_MODEL_TOKENS_NG   time to first token with the import, beside computing
  *   planned_MODEL_TOKENS_NG  as the planner decides, beside the better of both: ratio ≥ 1 ÷ 1.03
+ *   mean_MODEL_TOKENS_NG     the same of means: what the planner tries now and then, medians do not show
  *
  * Rounds are paired; which of both is better, all other rounds say (better-of-two.ts). Each figure is of several lives of all processes:
  * two that do the same differ by a tenth from one life to the next (what is compiled when, where memory lies), and not within one.
@@ -222,6 +223,7 @@ function figuresOf(context: BenchContext, name: string, rounds: readonly Round[]
   context.log(
     `${name}: medians of waiting + loading + computing + the rest: ${ways.map((way) => `${way} ${parts(way)}`).join('; ')}`,
   );
+  const mean = (way: Way): number => sum(of(way)) / rounds.length;
   return [
     time(`import_${name}`, imported, 'ms', computed, 'computed, same prompts'),
     time(
@@ -231,6 +233,7 @@ function figuresOf(context: BenchContext, name: string, rounds: readonly Round[]
       planned * told.ratio,
       `${better}, the better of both; each round by the others (by all: ${told.strict.toFixed(3)}); ratio ≥ 0.97`,
     ),
+    time(`mean_${name}`, mean('planned'), 'ms', mean(better), `${better}, the better of both, by means`),
   ];
 }
 

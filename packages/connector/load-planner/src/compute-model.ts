@@ -72,6 +72,11 @@ export class ComputeModel {
     return this.#steps;
   }
 
+  /** Tokens of a step as large as a prompt is cut into; 0 before the first one. */
+  get stepTokens(): number {
+    return Math.max(this.#largest.now, this.#largest.before);
+  }
+
   /** Of these, those whose tokens looked about as far back (`reachOf`). */
   stepsOf(reach: number): number {
     return this.#stepsOf[reach]!;
@@ -94,7 +99,7 @@ export class ComputeModel {
       const rate = this.#small.usPerUnit;
       return rate === undefined ? undefined : rate * tokens;
     }
-    const stepTokens = Math.max(this.#largest.now, this.#largest.before);
+    const { stepTokens } = this;
     const full = Math.floor(tokens / stepTokens);
     const steps = Math.ceil(tokens / stepTokens);
     // The full ones end one behind the other, and what is left at `to`.

@@ -13,13 +13,13 @@
  * that is loaded whole there is still a step to take: it costs what a step costs itself.
  *
  * Invariant: by its own numbers a plan never costs more than computing everything. Until prefill has been measured,
- * everything is loaded; but for a few blocks at the end where only the smallest steps were seen, which say nothing of larger ones:
- * an engine that imports everything would never learn that it computes faster.
+ * everything is loaded. But for probes (probes.ts): an engine that imports everything would never learn that it computes faster.
  */
 import { Asking } from './asking.ts';
-import { ComputeModel, reaches, reachOf } from './compute-model.ts';
+import { ComputeModel } from './compute-model.ts';
 import { Experiences } from './experience.ts';
 import { FadingRate } from './fading-rate.ts';
+import { Probes } from './probes.ts';
 
 /** In chain order; counts sum to the blocks held. */
 export interface Span {
@@ -62,14 +62,6 @@ const arenaTier = 'arena';
 /** What other hosts' nodes hold, and the disks below them. */
 const peerTier = 'peer';
 const nothingAway: Plan['away'] = { tiers: '', blocks: 0, us: 0 };
-/** Left to compute, to learn how long that takes: so many tokens, and no more than this share of a hit. */
-const probeTokens = 96;
-const probeShare = 1 / 3;
-/** What was learned of computing so long ago is tried again where it decides: where loading is not this much faster. */
-const probeAgainMs = { first: 1_000, most: 60_000 };
-const clearlyFaster = 3;
-/** The same where computing is known only of prompts that are much longer or shorter. */
-const clearlyFasterUnseen = 10;
 /** A load may fall behind computing by this much before it is given up: both are only estimated. By more before many blocks came. */
 const patience = 1.1;
 const firstPatience = 2;
@@ -108,10 +100,7 @@ export class LoadPlanner {
   readonly #start = new FadingRate(0.8);
   readonly #experiences = new Experiences();
   readonly #asking = new Asking();
-  /** What was learned last of each reach, and how long that is enough. */
-  readonly #learned = Array.from({ length: reaches }, () => ({
-    ...{ atMs: Number.NEGATIVE_INFINITY, steps: 0, againMs: probeAgainMs.first },
-  }));
+  readonly #probes: Probes;
 
   /**
    * @param loadDeadlineMs no load waits longer, whatever it saves
@@ -121,6 +110,7 @@ export class LoadPlanner {
     this.#blockTokens = blockTokens;
     this.#always = loads === 'always';
     this.#loadDeadlineMs = loadDeadlineMs;
+    this.#probes = new Probes(this.#compute, blockTokens);
   }
 
   /** A step that computed nothing but `tokens` tokens of prompts, which looked at `positions` positions together. */
@@ -204,7 +194,8 @@ export class LoadPlanner {
       if (fits < span.count) break;
     }
     if (tiers === peerTier && best.away.blocks > 0) this.#asking.paid();
-    const plan = this.#probing(best, held, first, nowMs);
+    const isWhole = best.blocks === held && best.away.blocks > 0;
+    const plan = isWhole && !this.#always ? this.#probes.next(best, first, nowMs) : best;
     return plan.blocks === held ? plan : { ...plan, passed: passedOf(hit.spans, plan.blocks, copyUs, eachAwayUs) };
   }
 
@@ -253,38 +244,6 @@ export class LoadPlanner {
     const wholeUs = this.computeUs(blocks, first);
     if (wholeUs === undefined || this.#compute.steps === 0) return undefined;
     return Math.max(judgeMs, (wholeUs / 1_000) * judgeShare);
-  }
-
-  /** Leaves the end of it to be computed, where how long that takes is not known, or not for a while. */
-  #probing(plan: Plan, held: number, first: number, nowMs: number): Plan {
-    const probe = Math.ceil(probeTokens / this.#blockTokens);
-    if (this.#always || plan.blocks < held || probe > held * probeShare || plan.away.blocks === 0) return plan;
-    const computeUs = this.computeUs(held, first);
-    if (computeUs === undefined) return plan; // nothing has been computed at all: a start should not wait
-    const reach = reachOf((first + held / 2) * this.#blockTokens);
-    // What a probe tells: the end of a prompt looks further back than its middle.
-    const endReach = reachOf((first + held) * this.#blockTokens - probeTokens / 2);
-    const learned = this.#learned[reach]!;
-    const steps = this.#compute.stepsOf(reach) + (endReach === reach ? 0 : this.#compute.stepsOf(endReach));
-    if (steps !== learned.steps) {
-      learned.steps = steps;
-      learned.atMs = nowMs;
-    }
-    const isNear = computeUs <= clearlyFaster * plan.loadUs;
-    const isUnseen = steps === 0 && computeUs <= clearlyFasterUnseen * plan.loadUs;
-    const isClear = this.#compute.steps > 0 && !isNear && !isUnseen;
-    if (isClear || nowMs - learned.atMs < learned.againMs) return plan;
-    learned.atMs = nowMs;
-    learned.againMs = Math.min(probeAgainMs.most, 2 * learned.againMs);
-    const blocks = held - probe;
-    const share = blocks / held;
-    const restUs = this.computeUs(probe, first + blocks)!;
-    // A small step costs more a token than the whole would: where that may decide, the whole is computed.
-    if (this.#compute.steps > 0 && (isNear || plan.loadUs * share + restUs > computeUs))
-      return { blocks: 0, loadUs: 0, computeUs, away: nothingAway };
-    const awayBlocks = Math.max(0, plan.away.blocks - probe);
-    const away = { ...plan.away, blocks: awayBlocks, us: (plan.away.us * awayBlocks) / plan.away.blocks };
-    return { blocks, loadUs: plan.loadUs * share, computeUs: restUs, away };
   }
 
   /** How long a load of `blocks` blocks may take: no longer than computing them, within reason. */
