@@ -1,2 +1,3 @@
 /** Load or compute: what a request should take from the tier. */
-export { type Hit, type LoadChoice, LoadPlanner, type Plan } from './planner.ts';
+export type { Hit, LoadChoice, Plan } from './plan.ts';
+export { LoadPlanner } from './planner.ts';

@@ -2,7 +2,8 @@
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
 import { positionsOf } from './compute-model.ts';
-import { LoadPlanner, type Plan } from './planner.ts';
+import type { Plan } from './plan.ts';
+import { LoadPlanner } from './planner.ts';
 
 const planner = () => new LoadPlanner(16, 5_000);
 /** A prompt of so many tokens in one step. */

@@ -19,49 +19,13 @@ import { Asking } from './asking.ts';
 import { ComputeModel } from './compute-model.ts';
 import { Experiences } from './experience.ts';
 import { FadingRate } from './fading-rate.ts';
+import { type Hit, type LoadChoice, nothingAway, type Plan, type Span } from './plan.ts';
 import { Probes } from './probes.ts';
-
-/** In chain order; counts sum to the blocks held. */
-export interface Span {
-  readonly tier: string;
-  readonly count: number;
-}
-
-/** What is known about a hit. */
-export interface Hit {
-  readonly spans: readonly Span[];
-  /** The node's estimate of the time to bring all of it into its arena. */
-  readonly estimatedUs: number;
-}
-
-/** A prefix that could be loaded, where not every length can (attention groups with windows). */
-export interface LoadChoice {
-  /** Of the chain. */
-  readonly blocks: number;
-  /** Blocks to copy, of all groups together. */
-  readonly copies: number;
-  /** The node's estimate of the time to bring them into its arena. */
-  readonly bringUs: number;
-}
-
-export interface Plan {
-  /** Blocks to load, from the first on. */
-  readonly blocks: number;
-  /** Predicted time of the load, 0 when nothing is loaded. */
-  readonly loadUs: number;
-  /** Predicted time to compute what is not loaded, or of the step behind it. */
-  readonly computeUs: number;
-  /** What of it has to be brought into the arena: the tiers, how many blocks, and how long that will take. */
-  readonly away: { readonly tiers: string; readonly blocks: number; readonly us: number };
-  /** What is held behind it and rather computed: blocks by tier, and how long they would have taken. */
-  readonly passed?: { readonly byTier: Readonly<Record<string, number>>; readonly us: number };
-}
 
 /** Blocks in this tier are in the arena already: bringing them costs nothing. */
 const arenaTier = 'arena';
 /** What other hosts' nodes hold, and the disks below them. */
 const peerTier = 'peer';
-const nothingAway: Plan['away'] = { tiers: '', blocks: 0, us: 0 };
 /** A load may fall behind computing by this much before it is given up: both are only estimated. By more before many blocks came. */
 const patience = 1.1;
 const firstPatience = 2;

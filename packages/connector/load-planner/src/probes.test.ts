@@ -1,7 +1,8 @@
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
 import { ComputeModel, positionsOf, reaches, reachOf } from './compute-model.ts';
-import { LoadPlanner, type Plan } from './planner.ts';
+import type { Plan } from './plan.ts';
+import { LoadPlanner } from './planner.ts';
 import { Probes } from './probes.ts';
 
 const blockTokens = 16;

@@ -12,7 +12,7 @@
  * of a look is its regret); fixed pauses cost a quarter of all prompts' time where few prompts come in a process' first minute.
  */
 import { type ComputeModel, reaches, reachOf } from './compute-model.ts';
-import type { Plan } from './planner.ts';
+import { nothingAway, type Plan } from './plan.ts';
 
 /** What probes may cost, of what all plans of that reach cost. */
 const costShare = 1 / 64;
@@ -79,7 +79,7 @@ export class Probes {
       if (few > plan.blocks * fewShare || (isBegun && faster > clearlyFaster)) return undefined;
       return this.#without(few, plan, first);
     }
-    const whole = { blocks: 0, loadUs: 0, computeUs: allUs, away: { tiers: '', blocks: 0, us: 0 } };
+    const whole = { blocks: 0, loadUs: 0, computeUs: allUs, away: nothingAway };
     // Steps of so few tokens may have been probes themselves: how large a prompt's are is not known.
     if (this.#compute.stepTokens <= 2 * fewTokens) return whole;
     // With what follows the hit it is one step still.
