@@ -31,6 +31,8 @@ export interface Plan {
   readonly computeUs: number;
   /** What of it has to be brought into the arena: the tiers, how many blocks, and how long that will take. */
   readonly away: { readonly tiers: string; readonly blocks: number; readonly us: number };
+  /** What is left is computed to learn how long that takes, and not because it would be slower to load. */
+  readonly isProbe?: true;
   /** What is held behind it and rather computed: blocks by tier, and how long they would have taken. */
   readonly passed?: { readonly byTier: Readonly<Record<string, number>>; readonly us: number };
 }

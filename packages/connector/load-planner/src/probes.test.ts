@@ -33,6 +33,7 @@ it('computes one step of a long prompt, and all of a short one', () => {
   expect(next(whole(240, 200_000), 5_000)).toEqual({
     ...{ blocks: 209, loadUs: (200_000 * 209) / 240, computeUs: expect.closeTo(31 * 16 * 100, 3) },
     away: { tiers: 'peer', blocks: 209, us: (200_000 * 209) / 240 },
+    isProbe: true,
   });
   expect(next(whole(30, 25_000), 200_000)).toMatchObject({ blocks: 0, loadUs: 0, away: { blocks: 0, us: 0 } });
 });

@@ -65,7 +65,7 @@ export class Probes {
     if (nowMs - known.atMs < freshMs || known.allowedUs < (steps === 0 ? 0 : costUs)) return plan;
     known.allowedUs -= costUs;
     known.atMs = nowMs;
-    return probe;
+    return { ...probe, isProbe: true };
   }
 
   /** The plan with an end that is computed; undefined where it would tell nothing. */

@@ -86,6 +86,18 @@ it('what only peers hold is asked for until it is known to be slower than comput
   expect(rig.asked).toHaveLength(4);
 });
 
+it('what is computed to learn how long it takes is counted as that', async () => {
+  const rig = new Rig();
+  rig.usPerBlock = 90; // computing takes 100
+  let loaded = blocks;
+  for (let at = 0; loaded === blocks; at++) {
+    await rig.timers.pass(2_000);
+    loaded = (await rig.match(`${at}`))!;
+  }
+  expect(loaded).toBe(blocks - 39);
+  expect(rig.counters.reasons).toEqual({ 'lookup: computed to learn its time': 39 });
+});
+
 it('what may lie in another tier is always asked for, also behind a block that does not', async () => {
   const rig = new Rig();
   for (const id of ['a', 'b']) await rig.match(id);

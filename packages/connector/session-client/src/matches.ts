@@ -255,7 +255,8 @@ export class MatchTable {
     if (entry.plan === undefined) {
       counters.plannedBlocks += plan.blocks;
       const left = (choices.at(-1)?.blocks ?? 0) - plan.blocks;
-      if (left > 0) count(counters, 'lookup', 'slower than computing', left);
+      if (left > 0)
+        count(counters, 'lookup', plan.isProbe ? 'computed to learn its time' : 'slower than computing', left);
       if (plan.passed) this.#options.onPassed?.(plan.passed.byTier, plan.passed.us);
     }
     entry.plan = { ...plan, localBlocks };
