@@ -11,6 +11,5 @@ runService('coordinator', async () => {
   const config = readServiceConfig(coordinatorSchema);
   const logger = createLogger('coordinator', config.logLevel);
   const { url, close } = await startCoordinator(config, logger);
-  logger.info({ url }, 'API server open');
   return { ready: { url }, close };
 });

@@ -99,16 +99,26 @@ export interface ApiServer {
   close(): Promise<void>;
 }
 
+/** It listens, and perhaps no worker has come yet. */
+export interface OpenApiServer extends ApiServer {
+  /** When a model is served, or `firstContactMs` have passed. Closed when it rejects. @throws KvError MODEL (see loadTokenizer) */
+  readonly served: Promise<void>;
+}
+
 /** Made, and not open yet. */
 export interface ClosedApiServer {
-  /** Closed again when it fails. @throws KvError LOCKED (port taken), SETUP (port not permitted), MODEL (see loadTokenizer) */
-  open(): Promise<ApiServer>;
+  /** Closed again when it fails. @throws KvError LOCKED (port taken), SETUP (port not permitted) */
+  open(): Promise<OpenApiServer>;
   /** `readersEnd`: until then its `reader` reads on. */
   close(readersEnd?: Promise<unknown>): Promise<void>;
 }
 
-/** @throws KvError CONFIG (beyond loopback without what it needs there, or files that cannot be used), and as `open` */
-export const startApiServer = async (options: ApiServerOptions): Promise<ApiServer> => makeApiServer(options).open();
+/** @throws KvError CONFIG (beyond loopback without what it needs there, or files that cannot be used), and as `open` and `served` */
+export async function startApiServer(options: ApiServerOptions): Promise<ApiServer> {
+  const server = await makeApiServer(options).open();
+  await server.served;
+  return server;
+}
 
 /**
  * It takes tens of milliseconds of one turn: do it before anything runs that others wait for.
@@ -191,14 +201,23 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
     await operations?.close(0);
     if (!options.text) await text.close();
   };
-  const open = async (): Promise<ApiServer> => {
+  const serve = async (): Promise<void> => {
+    try {
+      await models.start(options.firstContactMs ?? 10_000);
+    } catch (error) {
+      await close();
+      throw error;
+    }
+  };
+  const open = async (): Promise<OpenApiServer> => {
     try {
       const operationsUrl = options.operations
         ? await operations!.listen(options.operations.host, options.operations.port)
         : undefined;
       const url = await server.listen(options.host, options.port);
-      await models.start(options.firstContactMs ?? 10_000);
-      return { url, operationsUrl, reader: new PromptReader({ models, engines, text }), close: () => close() };
+      const served = serve();
+      served.catch(() => {}); // whoever opens it may have others to open first
+      return { url, operationsUrl, reader: new PromptReader({ models, engines, text }), served, close: () => close() };
     } catch (error) {
       await close();
       throw error;

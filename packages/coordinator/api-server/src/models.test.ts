@@ -1,8 +1,9 @@
 /** The models that are served, as they follow the workers. */
 import { factsOf, recordOf } from '@kvtier/dispatch/testing';
+import { KvError } from '@kvtier/errors';
 import type { Worker } from '@kvtier/registry';
 import { createLogger } from '@kvtier/telemetry';
-import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Models } from './models.ts';
 import type { LoadedText } from './text-pool.ts';
 
@@ -64,6 +65,41 @@ it('who asks sees the workers that there are', () => {
   become();
   expect(models.all()).toEqual([]);
   expect(() => models.served()).toThrow('no worker is known');
+});
+
+describe('the start', () => {
+  const joining = { number: 1, record: recordOf('w1'), state: 'joining', facts: undefined } as unknown as Worker;
+  const started = async (...first: Worker[]): Promise<{ end: Promise<unknown>; of: Models }> => {
+    workers = first;
+    const engines = {
+      workers: () => workers,
+      onChange: (listener: () => void) => {
+        tell = listener;
+        return () => {};
+      },
+    };
+    const load = async ({ name }: { name: string }): Promise<LoadedText> => {
+      if (name === 'bad') throw new KvError('MODEL', '/m/tokenizer.json: cannot be read');
+      return {} as LoadedText;
+    };
+    const of = new Models({ engines, text: { load }, tokenizers: {}, logger: createLogger('models-test', 'silent') });
+    return { end: of.start(60_000).then(() => 'served', String), of };
+  };
+
+  it('fails where no model can be served', async () => {
+    const { end, of } = await started(worker(0, 'bad'));
+    expect(await end).toContain('/m/tokenizer.json: cannot be read');
+    of.close();
+  });
+
+  it('waits for a worker that may serve another model', async () => {
+    const { end, of } = await started(worker(0, 'bad'), joining);
+    await vi.waitFor(() => expect(() => of.served()).toThrow('cannot be read'));
+    become(worker(0, 'bad'), worker(1, 'good'));
+    expect(await end).toBe('served');
+    expect(of.all().map(({ name }) => name)).toEqual(['good']);
+    of.close();
+  });
 });
 
 it('nothing is looked at after the end', async () => {

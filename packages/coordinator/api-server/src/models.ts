@@ -68,7 +68,7 @@ export class Models {
   /**
    * Follows the workers from now on. Resolves when a model is served, when there is no worker that could come to serve one, or at
    * `firstContactMs`: workers may come later.
-   * @throws KvError MODEL when the only model there is cannot be served
+   * @throws KvError MODEL when no model can be served, and no worker is on its way that may serve another
    */
   async start(firstContactMs: number): Promise<void> {
     this.#looks = new LateLook(this.#options.engines, () => this.#look());
@@ -76,8 +76,11 @@ export class Models {
     const end = performance.now() + firstContactMs;
     const isComing = (): boolean =>
       this.#options.engines.workers().some((worker) => worker !== undefined && worker.state !== 'refused');
-    while (this.all().length === 0 && isComing() && performance.now() < end) {
-      for (const { problem } of this.#current.values()) if (problem?.code === 'MODEL') throw problem;
+    const { signal } = this.#closing;
+    while (this.all().length === 0 && isComing() && performance.now() < end && !signal.aborted) {
+      const entries = [...this.#current.values()];
+      if (!this.isWaiting && entries.every(({ problem }) => problem?.code === 'MODEL') && entries[0]?.problem)
+        throw entries[0].problem;
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, end - performance.now());
         this.#startChanged = () => {

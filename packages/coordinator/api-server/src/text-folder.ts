@@ -70,4 +70,4 @@ function contentOf(path: string): Buffer | undefined {
 }
 
 const unreadable = (path: string, why: string): KvError =>
-  new KvError('MODEL', `${path}: cannot be read (${why}); --model must name a Hugging Face model folder`);
+  new KvError('MODEL', `${path}: cannot be read (${why}); its folder must be one of a Hugging Face model`);

@@ -4,11 +4,13 @@ import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type CoordinatorInput, coordinatorSchema, parseConfig, routingPolicyNames } from '@kvtier/config';
+import { Gateway, modes, toldBy } from '@kvtier/endpoint-picker/testing';
 import { handOffDefaults } from '@kvtier/handoff';
 import { event, ScriptedEngine, say } from '@kvtier/registry/testing';
 import { policies } from '@kvtier/routing';
 import { createLogger } from '@kvtier/telemetry';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { freePort } from '../../../../infra/ports.ts';
 import { type Coordinator, startCoordinator } from './coordinator.ts';
 
 const modelDir = join(import.meta.dirname, '../../../../models/demo/model');
@@ -68,6 +70,56 @@ it('says in one line what cannot work', async () => {
     code: 'CONFIG',
     message: expect.stringContaining(`${dir}/none: cannot be`),
   });
+  await expect(start({ engine: `unix:${dir}/a`, tokenizers: { pod: dir } })).rejects.toMatchObject({
+    code: 'CONFIG',
+    message: `tokenizers.pod: ${dir}/tokenizer.json cannot be read (ENOENT); name a folder with that model's tokenizer.json`,
+  });
+});
+
+it('is ready when all of it listens, and not when its only worker is reached', async () => {
+  const [operations, gateways] = [await freePort(), await freePort()];
+  const isTold = async (): Promise<boolean> =>
+    (await fetch(`http://127.0.0.1:${operations}/health/ready`).catch(() => undefined))?.status === 200;
+  const parts = { operations: { port: operations }, endpointPicker: { port: gateways, health: null } };
+  let hasStarted = false;
+  const started = start({ engine: `unix:${dir}/later`, ...parts }).then(() => {
+    hasStarted = true;
+  });
+  await vi.waitUntil(isTold, { timeout: 20_000, interval: 1 });
+  expect(hasStarted).toBe(false);
+  const picker = new Gateway(`127.0.0.1:${gateways}`);
+  try {
+    const stream = picker.open({ modes: modes.duplex });
+    stream.post('/v1/completions');
+    stream.requestBody('{"model":"demo","prompt":"a"}');
+    expect(toldBy((await stream.has(1))[0]!)).toMatchObject({ part: 'immediateResponse', status: 503 });
+    expect(hasStarted).toBe(false);
+  } finally {
+    picker.close();
+  }
+  engines.push(new ScriptedEngine(`unix:${dir}/later`, modelDir));
+  await engines.at(-1)!.start();
+  await started;
+});
+
+it('a port that is taken ends the start before it is ready', async () => {
+  await start({ engine: `unix:${dir}/a`, operations: { port: 0 } });
+  const taken = Number(new URL(coordinator!.url).port);
+  const said: number[] = [];
+  const operations = await freePort();
+  const second = start({
+    ...{ engine: `unix:${dir}/none`, operations: { port: operations } },
+    endpointPicker: { port: taken, health: null },
+  });
+  let hasEnded = false;
+  const ended = second.catch((error: unknown) => error).finally(() => (hasEnded = true));
+  while (!hasEnded) {
+    const answer = await fetch(`http://127.0.0.1:${operations}/health/ready`).catch(() => undefined);
+    if (answer) said.push(answer.status);
+    await new Promise(setImmediate);
+  }
+  expect(await ended).toMatchObject({ code: 'LOCKED' });
+  expect(said.filter((status) => status === 200)).toEqual([]);
 });
 
 it('one engine needs no index, and nothing is degraded', async () => {

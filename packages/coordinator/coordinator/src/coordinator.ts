@@ -18,6 +18,7 @@ import { type Logger, tellRenewed } from '@kvtier/telemetry';
 import { discoveryOf } from './discovery-of.ts';
 import { Indexes } from './indexes.ts';
 import { CoordinatorMetrics } from './metrics.ts';
+import { checkTokenizers } from './tokenizer-folders.ts';
 
 export interface Coordinator {
   readonly url: string;
@@ -30,10 +31,11 @@ export interface Coordinator {
   close(): Promise<void>;
 }
 
-/** @throws KvError: what can never work, in one line (CONFIG, LOCKED, SETUP, MODEL) */
+/** Resolves when a model is served, or none has come for a while. @throws KvError: what can never work, in one line (CONFIG, LOCKED, SETUP, MODEL) */
 export async function startCoordinator(config: CoordinatorConfig, logger: Logger): Promise<Coordinator> {
   const { routing, handoff, admission, index, access, host, port, tls, tokenizers } = config;
   const { apiKeysFile, adminKeysFile, trustedNetwork, operations } = config;
+  checkTokenizers(tokenizers);
   const discovery = discoveryOf(config);
   const workerAccess = access && new WorkerAccess(access, tellRenewed(logger, 'worker access: files'));
   const times = { podSilentMs: routing.silentMs };
@@ -60,11 +62,13 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   const planned = plannerMetrics(planner);
   let picker: EndpointPicker | undefined;
   let scaler: ExternalScaler | undefined;
+  let isOpen = false;
+  const isReady = (): boolean => isOpen && fleet.isListed;
   const made = makeApiServer({
     ...{ host, port, tls, apiKeysFile, adminKeysFile, trustedNetwork, operations },
     ...{ engines: fleet, dispatch, handOffs, pods, logger, tokenizers },
     logRequests: config.logRequests,
-    isReady: () => fleet.isListed,
+    isReady,
     ...{ inTime, ttftMs: admission.ttftMs ?? undefined },
     media: Indexes.media,
     limits: { absentMs: routing.absentMs, closeGraceMs: config.drainMs },
@@ -94,10 +98,10 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     await fleet.start(createDiscovery(discovery, logger));
     await reached(fleet);
     planner.start();
-    const { url, operationsUrl, reader } = await made.open();
+    const { url, operationsUrl, reader, served } = await made.open();
+    logger.info({ url }, 'API server open');
     if (operationsUrl !== undefined) logger.info({ url: operationsUrl }, 'operations: probes and metrics');
     if (config.endpointPicker !== null) {
-      const isReady = (): boolean => fleet.isListed;
       const workers = () => fleet.workers();
       const ttftMs = admission.ttftMs ?? undefined;
       const heard = (number: number): void => fleet.heard(number);
@@ -110,6 +114,8 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
       scaler = await startScaler({ config: config.planner.scaler, planner, logger });
       logger.info({ address: scaler.address }, 'scaler: KEDA may ask');
     }
+    isOpen = true;
+    await served;
     return { url, operationsUrl, endpointPicker: picker, scaler, close };
   } catch (error) {
     await close();
