@@ -1,6 +1,6 @@
 /** The `kvtier` command. `main` returns the exit code; every failure of the world is one line on stderr. */
 import { KvError } from '@kvtier/errors';
-import { nearest } from './options.ts';
+import { nearest, parseUp, upHelp } from './options.ts';
 
 const help = `kvtier: a persistent KV-cache tier for LLM inference
 
@@ -14,21 +14,38 @@ const commands: Readonly<Record<string, () => Promise<{ run(args: readonly strin
 };
 
 export async function main(args: readonly string[]): Promise<number> {
-  const [name, ...rest] = args;
+  return (await saidAtOnce(args)) ?? (await failing(() => runOf(args)));
+}
+
+/** Help, or why the words make no sense: the exit code, for which nothing native is loaded; undefined: the command has to run. */
+export async function saidAtOnce([name, ...rest]: readonly string[]): Promise<number | undefined> {
   if (name === undefined || name === '--help' || name === '-h' || name === 'help') {
     process.stdout.write(help);
     return name === undefined ? 1 : 0;
   }
+  if (name !== 'up') return undefined;
+  return await failing(async () => {
+    if (parseUp(rest) !== null) return undefined;
+    process.stdout.write(upHelp);
+    return 0;
+  });
+}
+
+async function runOf([name = '', ...rest]: readonly string[]): Promise<number> {
+  const load = Object.hasOwn(commands, name) ? commands[name] : undefined;
+  if (!load) {
+    const near = nearest(name, Object.keys(commands));
+    throw new KvError(
+      'CONFIG',
+      `${name}: unknown command; ${near ? `did you mean kvtier ${near}?` : 'see kvtier --help'}`,
+    );
+  }
+  return await (await load()).run(rest);
+}
+
+async function failing<T>(run: () => Promise<T>): Promise<T | number> {
   try {
-    const load = Object.hasOwn(commands, name) ? commands[name] : undefined;
-    if (!load) {
-      const near = nearest(name, Object.keys(commands));
-      throw new KvError(
-        'CONFIG',
-        `kvtier ${name}: unknown command; ${near ? `did you mean kvtier ${near}?` : 'see kvtier --help'}`,
-      );
-    }
-    return await (await load()).run(rest);
+    return await run();
   } catch (error) {
     if (!(error instanceof KvError)) throw error; // a defect: its stack is wanted
     process.stderr.write(`kvtier: ${error.message}\n`);

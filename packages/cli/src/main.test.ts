@@ -1,0 +1,37 @@
+/** What the command says at once, and when it runs. */
+import { afterEach, expect, it, vi } from 'vitest';
+import { main, saidAtOnce } from './main.ts';
+
+const said = { out: '', err: '' };
+vi.spyOn(process.stdout, 'write').mockImplementation((text) => {
+  said.out += String(text);
+  return true;
+});
+vi.spyOn(process.stderr, 'write').mockImplementation((text) => {
+  said.err += String(text);
+  return true;
+});
+afterEach(() => {
+  said.out = '';
+  said.err = '';
+});
+
+it.each([
+  [['up', '--help'], 0, 'kvtier up: the whole system', ''],
+  [['--help'], 0, 'kvtier: a persistent KV-cache tier', ''],
+  [[], 1, 'kvtier: a persistent KV-cache tier', ''],
+  [['up', '--prot', '3'], 1, '', 'kvtier: --prot: unknown option; did you mean --port?\n'],
+])('says what needs no system: %j', async (args, code, out, err) => {
+  expect(await saidAtOnce(args)).toBe(code);
+  expect(said).toEqual({ out: out === '' ? '' : expect.stringMatching(`^${out}`), err });
+  const once = { ...said };
+  expect(await main(args)).toBe(code);
+  expect(said).toEqual({ out: once.out.repeat(2), err: once.err.repeat(2) });
+});
+
+it('leaves to the command what is the command’s', async () => {
+  expect(await saidAtOnce(['up', '--port', '3'])).toBeUndefined();
+  expect(await saidAtOnce(['demmo'])).toBeUndefined();
+  expect(await main(['demmo'])).toBe(1);
+  expect(said).toEqual({ out: '', err: 'kvtier: demmo: unknown command; did you mean kvtier demo?\n' });
+});

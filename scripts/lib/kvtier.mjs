@@ -1,0 +1,22 @@
+/** The `kvtier` command of this checkout: set up, and run in this process. */
+import { existsSync } from 'node:fs';
+import { setup } from '../setup.mjs';
+import { root } from './command.mjs';
+import { importTypeScript } from './typescript.mjs';
+
+/**
+ * @param {readonly string[]} args as of `kvtier`
+ * @returns {Promise<number>} its exit code
+ */
+export async function kvtier(args) {
+  const load = () => importTypeScript('packages/cli/src/main.ts');
+  // Words are read first where that which reads them is there: a question or a slip of the pen needs no native code.
+  const asks = args.some((arg) => arg === '--help' || arg === '-h' || arg === '--version');
+  if (asks) await setup({ need: ['npm'] });
+  if (asks || existsSync(`${root}/node_modules/tsx`)) {
+    const said = await (await load()).saidAtOnce(args);
+    if (said !== undefined) return said;
+  }
+  await setup();
+  return (await load()).main(args);
+}
