@@ -158,7 +158,7 @@ describe('what cannot work is one line and exit code 1', () => {
 
   it('an unknown option, and an unknown command', async () => {
     await refused(/^kvtier: --prot: unknown option; did you mean --port\?\n$/, 'up', '--prot', '1');
-    await refused(/^kvtier: kvtier upp: unknown command; did you mean kvtier up\?\n$/, 'upp');
+    await refused(/^kvtier: upp: unknown command; did you mean kvtier up\?\n$/, 'upp');
   });
 
   it('more memory than the machine shares', async () => {
