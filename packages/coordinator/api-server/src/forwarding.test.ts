@@ -122,6 +122,33 @@ it.each<[string, (request: PodRequest) => void]>([
   await atRest();
 });
 
+describe('blocks that a pod lends to one reader, as a client’s proxy names them', () => {
+  const lent = { do_remote_prefill: true, remote_engine_id: 'p', remote_block_ids: [[1, 2]] };
+  const refuses = says(500, '{}');
+
+  it.each<[string, object, object]>([
+    ['are not shown to a second pod, which computes the prompt', lent, {}],
+    ['while what has names in a store is', { ...lent, remote_block_ids: [[]], kvtier: {} }, { isKept: true }],
+    ['and so is what asks for prefill', { do_remote_decode: true }, { isKept: true }],
+  ])('%s', async (_, params, { isKept = false }: { isKept?: boolean }) => {
+    one.answer = refuses;
+    two.answer = says(200, '{"ok":1}');
+    const response = await ask({ kv_transfer_params: params });
+    expect([response.status, response.headers.get('x-kvtier-worker')]).toEqual([200, 'two']);
+    expect(JSON.parse(one.seen[0]!.body)).toEqual({ ...body, kv_transfer_params: params });
+    expect(JSON.parse(two.seen[0]!.body)).toEqual(isKept ? { ...body, kv_transfer_params: params } : body);
+    await atRest();
+  });
+
+  it('end the request with the first pod, where they cannot be taken out of the body', async () => {
+    one.answer = refuses;
+    const many = Object.fromEntries(Array.from({ length: 300 }, (_, at) => [`x${at}`, 1]));
+    expect((await ask({ kv_transfer_params: lent, ...many })).status).toBe(503);
+    expect([one.seen.length, two.seen.length]).toEqual([1, 0]);
+    await atRest();
+  });
+});
+
 it('429 when all are full', async () => {
   one.answer = says(429, '{}');
   two.answer = says(429, '{}');

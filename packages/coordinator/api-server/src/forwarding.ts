@@ -4,7 +4,8 @@
  * Until its first byte a failure is tried at another worker: a connection that ends, and statuses that say "not here, not now". After
  * that the client's connection ends with the worker's.
  *
- * Invariant: one piece of an answer waits at most, of a client that does not read; one that reads nothing for `unreadMs` is cut off.
+ * Invariants: one piece of an answer waits at most, of a client that does not read; one that reads nothing for `unreadMs` is cut off. What
+ * a client's `kv_transfer_params` lend (transfer.ts) is shown to one worker: the next one computes the prompt.
  */
 import { pipeline } from 'node:stream/promises';
 import { type Choice, sessionHeaders } from '@kvtier/dispatch';
@@ -13,6 +14,7 @@ import { leave } from '@kvtier/registry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Forwarded } from './engines.ts';
 import { HttpError } from './errors.ts';
+import { withMembers } from './json-members.ts';
 import type { PassedOn } from './pass-on.ts';
 import type { Placed } from './placed.ts';
 import type { Workplace } from './plan.ts';
@@ -71,6 +73,7 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
   const wanted = { model, arrivedMs, ttftMs };
   /** Of the request at its last worker: when it was sent, and how long it was to take. */
   let sent: { readonly atMs: number; readonly predictedS: number } | undefined;
+  let isLent = false;
   const ask = async (choice: Choice): Promise<Forwarded> => {
     const admit = (predictedS: number): void => {
       inTime.admit(wanted, choice.worker.record.name, predictedS);
@@ -78,7 +81,10 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
     };
     const legsNow = legsFor(choice);
     if (!legsNow) admit(choice.firstTokenS);
-    const bytes = legsNow ? await legsNow.before(choice, admit) : new Uint8Array(body.passedOn);
+    let bytes = legsNow ? await legsNow.before(choice, admit) : new Uint8Array(body.passedOn);
+    // Such a body is never split: it is as it came.
+    if (isLent) bytes = withMembers(bytes, body.members!, { kv_transfer_params: undefined });
+    isLent = body.isLoan;
     return place.engines.forward(choice.worker.number, options.path, headers, bytes, signal);
   };
   let refused: KvError | undefined;
@@ -107,6 +113,7 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       if (reply.raw.headersSent) throw error;
       placed.retried(choice);
       tries.failed(error, choice, signal);
+      if (isLent && body.members === undefined) throw error; // they cannot be taken out of it
       options.retried(error);
     } finally {
       choice.ended();

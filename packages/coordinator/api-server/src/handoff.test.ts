@@ -275,7 +275,8 @@ describe('who dies', () => {
   });
 
   it('one that says nothing for too long is given up, and its call cancelled', async () => {
-    await open({ handOffs: { stallMs: 500 } });
+    // The other one, on a busy machine, may be late by more than a second.
+    await open({ handOffs: { stallMs: 2_500 } });
     const quick = { ...slow, prefillTokensPerS: 1e6 };
     for (const engine of [p, q]) engine.load = { ...engine.load, rates: quick };
     await at.workers(named('a', 'decode'), named('p', 'prefill'), named('q', 'prefill'));
@@ -360,18 +361,19 @@ describe('a client that leaves', () => {
       () => (d.script = (call) => void call.write(event({ handOff: { localBlocks: 0, readyBlocks: 0 } }))),
       () => blocks.count === 100,
     ],
-  ])('%s: both legs end within a second', async (_, script, isThere) => {
+  ])('%s: both legs end with it', async (_, script, isThere) => {
+    // Nothing else would end them in the time that a test has.
+    await open({ handOffs: { stallMs: 60_000 } });
+    await at.workers(named('a', 'decode'), named('p', 'prefill'));
     script();
     const leave = new AbortController();
     const response = ask({ stream: true }, { signal: leave.signal }).catch(() => undefined);
     await vi.waitUntil(isThere, patience);
-    const leftMs = performance.now();
     leave.abort();
     await response;
-    const open = [...d.seen, ...p.seen.filter(() => blocks.count < 100)];
-    await Promise.all(open.map(({ cancelled }) => cancelled));
+    const legs = [...d.seen, ...p.seen.filter(() => blocks.count < 100)];
+    await Promise.all(legs.map(({ cancelled }) => cancelled));
     await atRest();
-    expect(performance.now() - leftMs).toBeLessThan(1_000);
   });
 });
 

@@ -46,7 +46,7 @@ it('changes of one turn are looked at once, soon', async () => {
   become(worker(0, 'a'), worker(1, 'b'));
   expect(models.version).toBeGreaterThan(version);
   const ofOne = looks;
-  await vi.waitFor(() => expect(names()).toEqual(['a', 'b']));
+  await vi.waitFor(() => expect(names()).toEqual(['a', 'b']), { timeout: 20_000 });
   told.mockClear();
   looks = 0;
   for (let i = 0; i < 100; i++) become(worker(0, 'a'), worker(1, 'b'));

@@ -13,6 +13,7 @@ import { parseChat, parseCompletion, sessionOf } from './params.ts';
 import { type BlockNames, keysOfPrompt } from './prompt-keys.ts';
 import type { TextModel } from './text-model.ts';
 import type { Tokenizer } from './tokenizer.ts';
+import { isLoan } from './transfer.ts';
 
 export interface PassedOn {
   readonly model: string;
@@ -27,6 +28,8 @@ export interface PassedOn {
   readonly members?: JsonMembers | undefined;
   /** The client's own `kv_transfer_params`: it knows better how its prompt gets there. */
   readonly isTransfer: boolean;
+  /** They stand for blocks that one pod may read, once (transfer.ts). */
+  readonly isLoan: boolean;
   /** Share of the prompt that a pod has to hold, else it answers with finish reason cache_threshold; undefined: none. */
   readonly cacheHitThreshold: number | undefined;
 }
@@ -67,6 +70,7 @@ export function passOn(endpoint: Endpoint, body: unknown, model: TextModel, load
         : defaultMaxTokens[endpoint],
     session: sessionOf(given),
     isTransfer: !isEmpty(given.kv_transfer_params),
+    isLoan: isLoan(given.kv_transfer_params),
     cacheHitThreshold: shareOf(given.cache_hit_threshold),
   };
   const ids = model.modelDir === '' ? undefined : tokensOf(endpoint, given, model, load());

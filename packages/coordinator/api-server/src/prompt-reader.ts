@@ -8,7 +8,7 @@ import type { Models } from './models.ts';
 import type { PassedOn } from './pass-on.ts';
 import type { LoadedText, TextPool } from './text-pool.ts';
 
-export type PromptFacts = Omit<PassedOn, 'passedOn' | 'members' | 'isTransfer' | 'cacheHitThreshold'>;
+export type PromptFacts = Omit<PassedOn, 'passedOn' | 'members' | 'isTransfer' | 'isLoan' | 'cacheHitThreshold'>;
 
 export interface PromptReaderParts {
   readonly models: Pick<Models, 'all'>;

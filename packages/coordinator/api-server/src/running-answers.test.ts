@@ -49,4 +49,4 @@ it('a slow reader of large answers that are over is no standstill', async () => 
   await vi.waitUntil(isNoticed, patience);
   socket.destroy();
   await vi.waitUntil(async () => (await progress()).running === 0, patience);
-});
+}, 90_000); // each wait may take as long as its patience

@@ -149,7 +149,7 @@ describe('a damaged folder is one clear line', () => {
   };
 
   it.each<[string, () => void, RegExp]>([
-    ['missing', () => rmSync(join(dir, 'tokenizer.json')), /tokenizer\.json: cannot be read \(ENOENT\); --model/],
+    ['missing', () => rmSync(join(dir, 'tokenizer.json')), /tokenizer\.json: cannot be read \(ENOENT\); its folder/],
     ['cut off', () => writeFileSync(join(dir, 'tokenizer.json'), '{"model": {'), /tokenizer\.json: not valid JSON/],
     ['a list', () => writeFileSync(join(dir, 'tokenizer.json'), '[]'), /tokenizer\.json: not a JSON object/],
     ['without a model', () => damage((file) => delete file.model), /not a tokenizer/],

@@ -5,8 +5,8 @@
  *     before ─► decision ─► prefill leg ─► the body with `kv_transfer_params`
  *     after  ─► finish reason cache_threshold? ─► prefill leg ─► once more, without a threshold
  *
- * Invariants: at most one prefill leg a request, whatever becomes of its decode pods; what it answered goes to pods of its revision alone;
- * what is not split goes on byte by byte as it came.
+ * Invariants: at most one prefill leg a request, whatever becomes of its decode pods; what it answered goes to pods of its revision alone,
+ * never to the pod that answered it, and what it lends (transfer.ts) to one pod, once; what is not split goes on byte by byte as it came.
  */
 import type { Choice } from '@kvtier/dispatch';
 import type { HandedOff } from '@kvtier/handoff';
@@ -18,6 +18,7 @@ import { withMembers } from './json-members.ts';
 import type { PassedOn } from './pass-on.ts';
 import type { Placed } from './placed.ts';
 import { belowThreshold } from './threshold-answer.ts';
+import { isLoan } from './transfer.ts';
 
 /** As vLLM's connectors read it: this pod computes the prompt, and another one will ask for it. */
 const prefillParams = JSON.stringify({
@@ -30,6 +31,15 @@ const prefillParams = JSON.stringify({
 });
 /** Names of the limit on an answer's tokens; the first one is always there. */
 const tokenLimits = ['max_tokens', 'max_completion_tokens', 'max_output_tokens'] as const;
+
+const noDecode: HandedOff = {
+  line: 'none; why=no decode pod takes requests',
+  ...{ prefill: undefined, degraded: 'handoff-no-decode-worker' },
+};
+const itself: HandedOff = {
+  line: 'none; why=the pod that computed the prompt gives the answer',
+  ...{ prefill: undefined, degraded: undefined },
+};
 
 export interface TwoLegsParts {
   readonly pods: PodHandOff;
@@ -50,6 +60,8 @@ export class TwoLegs {
   #over: HandedOff | undefined;
   #changes: Readonly<Record<string, string | undefined>> = {};
   #revision: string | undefined;
+  /** Some decode pod may have what prefill answered. */
+  #isGiven = false;
 
   constructor(parts: TwoLegsParts) {
     this.#parts = parts;
@@ -64,11 +76,9 @@ export class TwoLegs {
   async before(choice: Choice, admit: (predictedS: number) => void): Promise<Uint8Array> {
     const { pods, body, placed, routed, named } = this.#parts;
     if (this.#over !== undefined) {
-      const { revision } = choice.worker.record;
-      const isOther = this.#revision !== undefined && this.#revision !== revision;
-      const why = `prefill was of revision ${this.#revision}, the decode pod is of ${revision}`;
-      placed.handedOff(choice, isOther ? this.#fallBack('revision', why) : this.#over);
-      return this.#decodeBody(isOther);
+      const state = this.#insteadOf(this.#over, choice);
+      placed.handedOff(choice, state ?? this.#over);
+      return this.#decodeBody(state === undefined);
     }
     const none = (reason: string, why: string): Uint8Array => {
       admit(choice.firstTokenS);
@@ -77,10 +87,8 @@ export class TwoLegs {
       return this.#whole;
     };
     if (isPrefillOnly(choice.worker)) {
-      const why = 'no decode pod takes requests';
       pods.metrics.decided(false, 'no_decode');
-      const degraded = 'handoff-no-decode-worker';
-      placed.handedOff(choice, { line: `none; why=${why}`, prefill: undefined, degraded });
+      placed.handedOff(choice, noDecode);
       return this.#whole;
     }
     if (body.isTransfer) return none('client', 'the client gives kv_transfer_params');
@@ -97,7 +105,7 @@ export class TwoLegs {
     if (!split) return none(reason, why);
     if (thereS !== undefined) admit(thereS);
     await this.#prefill(choice, prefillers, reason, why);
-    return this.#decodeBody();
+    return this.#decodeBody(true);
   }
 
   /**
@@ -158,10 +166,26 @@ export class TwoLegs {
     return { line: `none; why=${why}`, prefill: undefined, degraded: `handoff-${reason}` };
   }
 
-  /** For a pod of another revision: what that of prefill has to say is of no use there. */
-  #decodeBody(isOther = false): Uint8Array {
+  /** Why this pod computes the prompt though prefill is over; undefined: it gets what prefill answered. @throws HttpError 503 */
+  #insteadOf({ prefill }: HandedOff, { worker }: Choice): HandedOff | undefined {
+    const { name, revision } = worker.record;
+    if (isPrefillOnly(worker)) return noDecode;
+    if (prefill === name) return itself;
+    if (this.#revision !== undefined && this.#revision !== revision)
+      return this.#fallBack('revision', `prefill was of revision ${this.#revision}, the decode pod is of ${revision}`);
+    const { kv_transfer_params: params } = this.#changes;
+    // Whether a pod that failed has read them nobody can tell.
+    if (this.#isGiven && params !== undefined && isLoan(JSON.parse(params)))
+      return this.#fallBack('spent', 'what prefill lent went to a decode pod that failed');
+    return undefined;
+  }
+
+  /** `takesParams`: with what prefill has to say. */
+  #decodeBody(takesParams: boolean): Uint8Array {
     const { kv_transfer_params: params, ...rest } = this.#changes;
-    const changes = isOther || params === undefined ? rest : this.#changes;
+    const isGiven = takesParams && params !== undefined;
+    this.#isGiven ||= isGiven;
+    const changes = isGiven ? this.#changes : rest;
     return Object.keys(changes).length === 0
       ? this.#whole
       : withMembers(this.#whole, this.#parts.body.members!, changes);

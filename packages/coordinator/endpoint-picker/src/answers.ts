@@ -5,6 +5,10 @@ import type { Refusal } from './refusal.ts';
 
 /** As llm-d's endpoint picker names the prefill pod to the sidecar of the decode pod. */
 const prefillerHeader = 'x-prefiller-host-port';
+/** By these a sidecar calls whatever host they name: no client is to say it. */
+const sidecarHeaders: readonly string[] = [
+  ...[prefillerHeader, 'x-encoder-hosts-ports', 'x-data-parallel-host-port', 'x-kv-cache-source-host-port'],
+];
 
 /** Envoy takes 64 KiB of one message in full duplex. */
 export const maxPieceBytes = 62_000;
@@ -19,12 +23,12 @@ const common = (more: Partial<CommonResponse> = {}): CommonResponse => ({
 });
 
 /** In place of what a client may have sent under these names. */
-const headers = (values: Readonly<Record<string, string>>, removeHeaders: string[] = []): HeaderMutation => ({
+const headers = (values: Readonly<Record<string, string>>, removed: readonly string[] = []): HeaderMutation => ({
   setHeaders: Object.entries(values).map(([key, value]) => ({
     header: { key, value: '', rawValue: Buffer.from(value) },
     appendAction: AppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
   })),
-  removeHeaders,
+  removeHeaders: removed.filter((name) => !Object.hasOwn(values, name)),
 });
 
 type Kind = NonNullable<ProcessingResponse['response']>['$case'];
@@ -40,15 +44,18 @@ export function goesOn(part: Exclude<Kind, 'immediateResponse'>): ProcessingResp
   return { response: { $case: part, value: { response: common() } }, dynamicMetadata: undefined };
 }
 
-/**
- * `endpoints`: "IP:PORT", or several with commas between them, in the order in which they are tried. `prefiller`: as `Picked` has it; where
- * we decide, what a client has said goes.
- */
-export function picked(part: RequestPart, endpoints: string, prefiller?: string | null): ProcessingResponse {
+/** The request's headers go on, without what is not the client's to say; the answer to a later part names the endpoint. */
+export function headersGoOn(): ProcessingResponse {
+  const response = common({ headerMutation: headers({}, sidecarHeaders) });
+  return { response: { $case: 'requestHeaders', value: { response } }, dynamicMetadata: undefined };
+}
+
+/** `endpoints`: "IP:PORT", or several with commas between them, in the order in which they are tried. `prefiller`: as `Picked` has it. */
+export function picked(part: RequestPart, endpoints: string, prefiller?: string): ProcessingResponse {
   const dynamicMetadata = { [lbNamespace]: { [destinationKey]: endpoints } };
   if (part === 'requestTrailers') return { ...goesOn(part), dynamicMetadata };
-  const told = { [destinationKey]: endpoints, ...(prefiller ? { [prefillerHeader]: prefiller } : {}) };
-  const headerMutation = headers(told, prefiller === null ? [prefillerHeader] : []);
+  const told = { [destinationKey]: endpoints, ...(prefiller === undefined ? {} : { [prefillerHeader]: prefiller }) };
+  const headerMutation = headers(told, sidecarHeaders);
   const response = common({ headerMutation, clearRouteCache: true });
   return { response: { $case: part, value: { response } }, dynamicMetadata };
 }

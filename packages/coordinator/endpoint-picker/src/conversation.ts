@@ -16,7 +16,7 @@ import { status } from '@grpc/grpc-js';
 import { KvError } from '@kvtier/errors';
 import { BodySendMode, type HttpBody, type HttpHeaders, type ProcessingRequest } from '@kvtier/wire/ext-proc';
 import { resetCall, toStatus } from '@kvtier/wire/grpc';
-import { goesOn, picked, type RequestPart, refused, sentBack } from './answers.ts';
+import { goesOn, headersGoOn, picked, type RequestPart, refused, sentBack } from './answers.ts';
 import { type Asked, askedOf, type Metadata } from './asked.ts';
 import { HeldBody } from './held-body.ts';
 import type { HeldBytes } from './held-bytes.ts';
@@ -49,6 +49,8 @@ export interface ConversationParts {
   /** Of what is no gateway's doing: one line. */
   readonly onDefect: (id: string, error: unknown) => void;
 }
+
+type After = () => Promise<void> | undefined;
 
 export class Conversation {
   readonly #call: ProcessCall;
@@ -135,7 +137,7 @@ export class Conversation {
     if (this.#phase !== 'start') throw outOfOrder('request headers twice');
     this.#phase = 'body';
     this.#asked = askedOf(headers, metadata);
-    if (headers.endOfStream) return this.#choose('requestHeaders', 'no_body');
+    if (headers.endOfStream) return this.#choose('requestHeaders', { why: 'no_body' });
     switch (this.#requestMode) {
       case BodySendMode.FULL_DUPLEX_STREAMED:
         this.#patience(this.#parts.limits.receiveMs, () => this.#refuse(bodyStalled()));
@@ -143,9 +145,9 @@ export class Conversation {
       case BodySendMode.BUFFERED:
       case BodySendMode.BUFFERED_PARTIAL:
         this.#patience(this.#parts.limits.receiveMs, () => this.#refuse(bodyStalled()));
-        return this.#out.send(goesOn('requestHeaders'));
+        return this.#out.send(headersGoOn());
       default:
-        return this.#choose('requestHeaders', 'not_sent');
+        return this.#choose('requestHeaders', { why: 'not_sent' });
     }
   }
 
@@ -161,15 +163,28 @@ export class Conversation {
     if (isDuplex && isRead && !endOfStream) return undefined;
     const { pieces } = this.#body;
     if (isDuplex && !isRead) pieces.push(body);
-    return this.#choose(isDuplex ? 'requestHeaders' : 'requestBody', isRead ? pieces : 'too_large', () =>
-      isDuplex ? this.#giveBack(pieces, endOfStream) : undefined,
-    );
+    const part = isDuplex ? 'requestHeaders' : 'requestBody';
+    const after = () => (isDuplex ? this.#giveBack(pieces, endOfStream) : undefined);
+    if (isRead) return this.#choose(part, pieces, after);
+    return this.#chooseUnread(part, isDuplex ? pieces : [...pieces, body], after);
+  }
+
+  /** What nobody has counted of a body is not kept while a worker is waited for: only what it names. */
+  async #chooseUnread(part: RequestPart, pieces: readonly Buffer[], after: After): Promise<void> {
+    let model: string | undefined;
+    try {
+      model = await this.#parts.picker.modelIn(this.#asked!, pieces, this.#gone.signal);
+    } catch (error) {
+      if (!this.#isOver()) throw error;
+    }
+    return this.#isOver() ? undefined : this.#choose(part, { why: 'too_large', model }, after);
   }
 
   #onRequestTrailers(): Promise<void> | undefined {
     if (this.#phase === 'start') throw outOfOrder('trailers before their headers');
     if (this.#phase !== 'body') return this.#out.send(goesOn('requestTrailers'));
-    if (this.#requestMode !== BodySendMode.FULL_DUPLEX_STREAMED) return this.#choose('requestTrailers', 'not_sent');
+    if (this.#requestMode !== BodySendMode.FULL_DUPLEX_STREAMED)
+      return this.#choose('requestTrailers', { why: 'not_sent' });
     const { pieces } = this.#body;
     return this.#choose('requestHeaders', pieces, async () => {
       await this.#giveBack(pieces, false);
@@ -202,7 +217,7 @@ export class Conversation {
   }
 
   /** `after`: what follows the answer to `part`. */
-  async #choose(part: RequestPart, body: BodyOrWhy, after?: () => Promise<void> | undefined): Promise<void> {
+  async #choose(part: RequestPart, body: BodyOrWhy, after?: After): Promise<void> {
     const { picker, limits, metrics } = this.#parts;
     const began = performance.now();
     this.#patience(limits.waitMs, () => this.#gone.abort(saturated(`No worker within ${limits.waitMs / 1_000} s.`)));

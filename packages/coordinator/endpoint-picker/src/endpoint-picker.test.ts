@@ -256,6 +256,15 @@ describe('what cannot be served', () => {
     expect(await refusal(ask())).toMatchObject({ status: 503, body: { error: { message, code: 'no_worker' } } });
   });
 
+  it('where all have a name in place of an IP, it says which, and what to do', async () => {
+    await rig.start();
+    rig.workers = [pod(0, 'http://vllm-b:8000'), rig.pods[3]];
+    const message =
+      "No endpoint is known that a gateway can reach; worker pod-0: http://vllm-b:8000 has a host's name, " +
+      'and a gateway takes IP:PORT alone; write its IP';
+    expect(await refusal(ask())).toMatchObject({ status: 503, body: { error: { message, code: 'no_worker' } } });
+  });
+
   it('a defect says nothing of its inside', async () => {
     await rig.start();
     rig.dispatch.script = () => {

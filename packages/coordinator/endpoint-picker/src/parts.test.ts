@@ -1,6 +1,6 @@
 /** What is read of a gateway's words and of an answer, and which endpoints there are. */
 
-import { endpointOf } from '@kvtier/pod-handoff';
+import { endpointOf, ipEndpointOf } from '@kvtier/pod-handoff';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { askedOf, servedOf } from './asked.ts';
@@ -71,6 +71,20 @@ describe('endpoints', () => {
     ['', undefined],
   ])('%s is %s', (address, endpoint) => {
     expect(endpointOf(pod(0, address).record)).toBe(endpoint);
+  });
+
+  it.each([
+    ['http://10.0.0.1:8000', '10.0.0.1:8000'],
+    ['http://[FD00::3]:8000/v1', '[fd00::3]:8000'],
+    ['http://vllm-b:8000', undefined],
+    ['http://localhost:8000', undefined],
+    ['http://10.0.0.1.nip.io', undefined],
+    ['unix:/run/x.sock', undefined],
+  ])('of %s a gateway is named %s', (address, endpoint) => {
+    const { record } = pod(0, address);
+    expect(ipEndpointOf(record)).toBe(endpoint);
+    const candidates = candidatesOf([pod(0, address), pod(1, 'http://10.0.0.9:1')], undefined);
+    expect(candidates.map((one) => one.endpoint)).toEqual([...(endpoint ? [endpoint] : []), '10.0.0.9:1']);
   });
 
   it('our own workers and refused ones are no candidates; silent ones are Dispatch’s to leave out', () => {

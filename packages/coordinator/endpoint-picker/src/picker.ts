@@ -4,7 +4,8 @@
  *   body ─► BodyReader ─► model, tokens, block hashes ─┐
  *   no body, too large, not understood ─► by load alone ┴─► Dispatch.choose among those the gateway allows ─► "IP:PORT"
  *
- * A body that cannot be read is no reason to refuse it: the pod judges it. Refused is what nobody can serve now.
+ * A body that cannot be read is no reason to refuse it: the pod judges it. Refused is what nobody can serve now, and what would go to
+ * any of several models: a pod of another one would say that there is no such model.
  */
 import { type Choice, type Dispatch, type DispatchRequest, Saturated, targetsIn } from '@kvtier/dispatch';
 import type { Keys } from '@kvtier/kv-index';
@@ -12,10 +13,12 @@ import { endpointOf, NotPrefilled, type PodHandOff, type Routed } from '@kvtier/
 import type { Worker } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 import type { Asked } from './asked.ts';
-import { type Candidate, candidatesOf, fallbacksOf } from './endpoints.ts';
-import type { PickerMetrics, Unread } from './metrics.ts';
+import { type Candidate, candidatesOf, fallbacksOf, whyNone } from './endpoints.ts';
+import type { PickerMetrics } from './metrics.ts';
+import { modelIn } from './named-model.ts';
 import { noWorker } from './refusal.ts';
 import { Share } from './share.ts';
+import { guess, modelFor, modelsOf, type NotRead } from './unread.ts';
 
 /** What routing has to know of a request's body. */
 export interface BodyFacts {
@@ -76,8 +79,8 @@ export interface Picked {
   /** The first of them. */
   readonly endpoint: string;
   readonly share: Share;
-  /** "IP:PORT" of the pod that computes the prompt; null: none does; undefined: of this model none does ever. */
-  readonly prefiller: string | null | undefined;
+  /** "HOST:PORT" of the pod that computes the prompt; undefined: the chosen one does. */
+  readonly prefiller: string | undefined;
   /** Its first token came, in a stream. */
   readonly came: () => void;
   /** Something of its answer came. */
@@ -85,15 +88,12 @@ export interface Picked {
 }
 
 /** The pieces of a body, or why there are none. */
-export type BodyOrWhy = readonly Buffer[] | Unread;
+export type BodyOrWhy = readonly Buffer[] | NotRead;
 
-/** Of a prompt that was not read: bytes of text that make a token, and tokens of an answer. */
-const [bytesPerToken, someTokens, someBlockTokens] = [4, 256, 16];
 /** A prefill pod is taken if one has room soon; else the pod computes the prompt itself. */
 const prefillWaitMs = 200;
 /** Endpoints at which a request may be too late, before it is told so. */
 const maxTries = 5;
-const noKeys: Keys = new Int32Array(0);
 
 export class Picker {
   readonly #parts: PickerParts;
@@ -109,15 +109,16 @@ export class Picker {
   async pick(asked: Asked, body: BodyOrWhy, bytes: number, signal: AbortSignal): Promise<Picked> {
     const { dispatch, workers, fallbacks, ttftMs } = this.#parts;
     const targets = targetsIn(asked.targets, ttftMs);
-    const facts = await this.#read(asked, body, signal);
+    const read = await this.#read(asked, body, signal);
     if (signal.aborted) throw signal.reason;
+    const facts = 'why' in read ? undefined : read;
     const all = workers();
     const candidates = candidatesOf(all, asked.subset);
     if (candidates.length === 0) throw noWorker(whyNone(all, asked.subset));
     const request: DispatchRequest = {
       ...(facts ?? guess(asked, candidates, bytes)),
       id: asked.id,
-      model: facts?.model ?? asked.model ?? someModel(candidates),
+      model: facts?.model ?? asked.model ?? modelFor(asked, read, candidates),
       session: asked.session || (facts?.session ?? ''),
       among:
         candidates.length === all.filter((worker) => worker !== undefined).length
@@ -142,6 +143,15 @@ export class Picker {
         except = new Set([...except, choice.worker.record.name]);
       }
     }
+  }
+
+  /**
+   * What a body names that is not read as a prompt; undefined, too, where that matters to nobody: one model is served, or a header says it.
+   * @throws the reason of `signal`
+   */
+  async modelIn(asked: Asked, pieces: readonly Buffer[], signal: AbortSignal): Promise<string | undefined> {
+    const served = modelsOf(candidatesOf(this.#parts.workers(), asked.subset));
+    return asked.model !== undefined || served.size < 2 ? undefined : modelIn(pieces, signal);
   }
 
   /** @throws Saturated: its first token would come too late there */
@@ -171,18 +181,18 @@ export class Picker {
       heard: () => heard(choice.worker.number),
       endpoint,
       endpoints: [endpoint, ...fallbacksOf(choice.worker, candidates, fallbacks)].join(','),
-      share: new Share(choice, prefill ?? undefined),
+      share: new Share(choice, prefill),
       prefiller: prefill && endpointOf(prefill.worker.record)!,
     };
   }
 
-  /** `admit` is asked before anything is counted. The pod that computes the prompt, counted from now on; null: the chosen one does; undefined: nobody else ever does. */
+  /** `admit` is asked before anything is counted. The pod that computes the prompt, counted from now on; undefined: the chosen one does. */
   async #prefill(
     routed: Routed,
     choice: Choice,
     admit: (splitS: number | undefined) => void,
     signal: AbortSignal,
-  ): Promise<Choice | null | undefined> {
+  ): Promise<Choice | undefined> {
     const { pods, logger } = this.#parts;
     const planned = pods?.concerns(routed.model) ? pods.plan(routed, choice) : undefined;
     admit(planned?.thereS);
@@ -192,7 +202,7 @@ export class Picker {
     logger.debug({ request: routed.id, split, why }, 'prefill and decode apart');
     if (!split) {
       if (reason === 'nobody') pods.metrics.fellBack(reason);
-      return null;
+      return undefined;
     }
     const soon = new AbortController();
     const leave = (): void => soon.abort(signal.reason);
@@ -205,29 +215,29 @@ export class Picker {
     } catch (error) {
       if (!(error instanceof NotPrefilled)) throw error;
       pods.metrics.fellBack(error.reason);
-      return null;
+      return undefined;
     } finally {
       clearTimeout(timer);
       signal.removeEventListener('abort', leave);
     }
   }
 
-  async #read(asked: Asked, body: BodyOrWhy, signal: AbortSignal): Promise<BodyFacts | undefined> {
+  async #read(asked: Asked, body: BodyOrWhy, signal: AbortSignal): Promise<BodyFacts | NotRead> {
     const { reader, metrics, logger } = this.#parts;
-    let why: Unread;
-    if (typeof body === 'string') why = body;
-    else if (asked.method !== 'POST' || body.every((piece) => piece.length === 0)) why = 'no_body';
+    let not: NotRead;
+    if ('why' in body) not = body;
+    else if (asked.method !== 'POST' || body.every((piece) => piece.length === 0)) not = { why: 'no_body' };
     else {
       try {
         return await reader.read(asked.path, joined(body), signal);
       } catch (error) {
         if (signal.aborted) throw signal.reason;
         logger.debug({ request: asked.id, err: error }, 'a body was not understood: routed by load alone');
-        why = 'not_understood';
+        not = { why: 'not_understood', model: await this.modelIn(asked, body, signal) };
       }
     }
-    metrics.countUnread(why);
-    return undefined;
+    metrics.countUnread(not.why);
+    return not;
   }
 }
 
@@ -251,16 +261,6 @@ function chosen(dispatch: Dispatch, request: DispatchRequest, signal: AbortSigna
   });
 }
 
-/** What is refused does not mend itself: whoever runs this learns why, and what to do. */
-function whyNone(workers: readonly (Worker | undefined)[], subset: readonly string[] | undefined): string {
-  const what =
-    subset === undefined
-      ? 'No endpoint is known that a gateway can reach'
-      : `None of the ${subset.length} endpoints that the gateway allows is known here`;
-  const why = workers.find((worker) => worker?.state === 'refused' && worker.record.kind === 'openai')?.why;
-  return `${what}; ${why ?? 'try again in a moment.'}`;
-}
-
 function joined(pieces: readonly Buffer[]): ArrayBuffer {
   const whole = new Uint8Array(pieces.reduce((sum, { length }) => sum + length, 0));
   let at = 0;
@@ -270,14 +270,3 @@ function joined(pieces: readonly Buffer[]): ArrayBuffer {
   }
   return whole.buffer;
 }
-
-function guess(asked: Asked, candidates: readonly Candidate[], bytes: number): Omit<BodyFacts, 'model'> {
-  const told = candidates.find(({ worker }) => worker.facts !== undefined)?.worker.facts;
-  const blockTokens = told?.blockTokens || someBlockTokens;
-  const tokens = Math.max(1, Math.ceil(bytes / bytesPerToken));
-  return { tokens, blockTokens, maxTokens: someTokens, keys: noKeys, session: asked.session };
-}
-
-/** That of a ready worker; '' while there is none, which Dispatch refuses as any model that nobody serves. */
-const someModel = (candidates: readonly Candidate[]): string =>
-  (candidates.find(({ worker }) => worker.state === 'ready') ?? candidates[0])?.worker.facts?.model ?? '';

@@ -6,6 +6,8 @@ import { afterEach, beforeEach, expect, it } from 'vitest';
 import { type GatewayStream, modes, PickerRig, pod, toldBy } from './testing/index.ts';
 
 const name = 'x-prefiller-host-port';
+/** By which llm-d's sidecar calls others, too. */
+const others = ['x-encoder-hosts-ports', 'x-data-parallel-host-port', 'x-kv-cache-source-host-port'];
 let rig: PickerRig;
 const withRole = (worker: Worker, role: Worker['record']['role']): Worker => ({
   ...worker,
@@ -50,7 +52,7 @@ it('the decode pod is the endpoint, its sidecar is told the other, which counts 
   const stream = await picked();
   expect(toldBy(stream.responses[1]!)).toMatchObject({
     headers: { [name]: '10.0.0.2:8000', 'x-gateway-destination-endpoint': '10.0.0.1:8000' },
-    removed: [],
+    removed: others,
   });
   expect(rig.dispatch.told).toEqual(['choose r', 'choose r-prefill', 'first pod-0']);
   stream.responseHeaders('10.0.0.1:8000');
@@ -74,7 +76,7 @@ it('a stream that ends before the first token counts on neither', async () => {
 it('without a prefill pod that takes requests none is named, and what a client named is taken away', async () => {
   rig.workers = rig.workers.map((worker) => worker && { ...worker, state: worker.number === 1 ? 'silent' : 'ready' });
   const stream = await picked({ [name]: '10.0.0.9:1' });
-  expect(toldBy(stream.responses[1]!)).toMatchObject({ removed: [name] });
+  expect(toldBy(stream.responses[1]!)).toMatchObject({ removed: [name, ...others] });
   expect(Object.keys(toldBy(stream.responses[1]!).headers)).toEqual(['x-gateway-destination-endpoint']);
   expect(await rig.handOff!.metrics.text()).toContain('kvtier_pod_handoff_fallbacks_total{reason="nobody"} 1');
   stream.end();
@@ -87,14 +89,41 @@ it('one that has no room soon is not waited for', async () => {
       ? new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason)))
       : script(request, signal);
   const stream = await picked();
-  expect(toldBy(stream.responses[1]!)).toMatchObject({ removed: [name] });
+  expect(toldBy(stream.responses[1]!)).toMatchObject({ removed: [name, ...others] });
   stream.end();
 });
 
-it('where no pod only prefills, headers are left as they are', async () => {
+it('where no pod only prefills, a client sends the sidecar nowhere either', async () => {
   rig.workers = rig.workers.map((worker) => worker && withRole(worker, 'both'));
   const stream = await picked({ [name]: '10.0.0.9:1' });
-  expect(toldBy(stream.responses[1]!)).toMatchObject({ removed: [] });
+  // A gateway that buffers has let the headers through by then: they go first.
+  for (const response of stream.responses) expect(toldBy(response).removed).toEqual([name, ...others]);
   expect(rig.dispatch.told).toEqual(['choose r']);
+  stream.end();
+});
+
+it.each([
+  ['duplex', modes.duplex],
+  ['headers only', modes.headersOnly],
+])('nor in mode %s', async (_, mode) => {
+  rig.workers = rig.workers.map((worker) => worker && withRole(worker, 'both'));
+  const stream = rig.gateway.open({ modes: mode });
+  stream.post('/v1/completions', Object.fromEntries([name, ...others].map((header) => [header, '10.0.0.9:1'])));
+  if (mode === modes.duplex) stream.requestBody('{"model":"m"}', true);
+  const [response] = await stream.has(1);
+  expect(toldBy(response!)).toMatchObject({ endpoint: '10.0.0.1:8000', removed: [name, ...others] });
+  stream.cancel();
+  await rig.idle();
+});
+
+it('one that only prefills is no fallback, nor one that ends what it has', async () => {
+  await rig.close();
+  const more = withRole(pod(2, 'http://10.0.0.3:8000'), 'decode');
+  const leaving = withRole(pod(3, 'http://10.0.0.4:8000'), 'decode');
+  const leaning = { ...withRole(pod(4, 'http://10.0.0.5:8000'), 'both'), leaning: 'prefill' as const };
+  rig.workers = [...rig.workers, ...[more, { ...leaving, record: { ...leaving.record, draining: true } }, leaning]];
+  await rig.start({ fallbacks: 4 });
+  const stream = await picked();
+  expect(toldBy(stream.responses[1]!).endpoint).toBe('10.0.0.1:8000,10.0.0.3:8000');
   stream.end();
 });

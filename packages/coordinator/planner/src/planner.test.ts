@@ -110,6 +110,26 @@ describe('the load', () => {
     expect(planner.plans()[0]).toMatchObject({ isActive: false, prefill: { workers: 0 }, decode: { workers: 0 } });
   });
 
+  it('is not known before some of the window has passed, whatever runs; of a model that comes later, too', () => {
+    make();
+    const settled = () => planner.plans().map(({ model, isSettled }) => [model, isSettled]);
+    workers.add('a', {}, { running: 3 });
+    planner.tick();
+    nowMs += 2_499;
+    planner.tick();
+    expect(settled()).toEqual([['demo', false]]);
+    workers.add('b', { model: 'later' });
+    nowMs += 1;
+    planner.tick();
+    expect(settled()).toEqual([
+      ['demo', true],
+      ['later', false],
+    ]);
+    nowMs += 2_500;
+    planner.tick();
+    expect(settled().map(([, is]) => is)).toEqual([true, true]);
+  });
+
   it('reads what each worker has to do once a look', () => {
     make({ roles: 'live' });
     const reads = ['a', 'b', 'c'].map((name) => {

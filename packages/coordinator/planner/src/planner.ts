@@ -37,6 +37,8 @@ export interface ModelPlan extends Plan {
   readonly rates: WorkerRates;
   /** Requests that came within the window or wait now. */
   readonly isActive: boolean;
+  /** For so long has been looked that what did not come says something, too. */
+  readonly isSettled: boolean;
   /** Workers that are ready, by what they do now. */
   readonly present: Readonly<Record<'prefill' | 'decode' | 'mixed', number>>;
 }
@@ -51,6 +53,8 @@ const assumedRates: WorkerRates = {
   prefillTokensPerS: 4_000,
   ...{ stepS: 0.02, stepPerRequestS: 0, streams: 0, maxStreams: 64 },
 };
+/** Of the window, before a plan is one: a coordinator that has just started has seen nothing, whatever there is to do. */
+const settlingShare = 0.25;
 /** What a level has to differ by, in workers. */
 const band = 0.6;
 
@@ -191,7 +195,8 @@ export class Planner {
       const { record, leaning } = worker;
       present[record.role === 'both' ? (leaning ?? 'mixed') : record.role]++;
     }
-    entry.plan = { ...plan, model, load, rates: entry.rates, isActive, present };
+    const isSettled = sums.forMs(nowMs) >= settlingShare * config.windowMs;
+    entry.plan = { ...plan, model, load, rates: entry.rates, isActive, isSettled, present };
   }
 
   #lean(entry: Entry, { prefill, decode }: Plan, workers: readonly Seen[], nowMs: number): void {

@@ -15,13 +15,13 @@ const role = (needed: number) => ({
   ...{ demandTokensPerS: 1, rateTokensPerS: 1, isReachable: true },
   ...{ needed, workers: Math.ceil(needed) },
 });
-const planOf = (model: string, prefill: number, decode: number, isActive = true): ModelPlan => ({
+const planOf = (model: string, prefill: number, decode: number, isActive = true, isSettled = true): ModelPlan => ({
   model,
   prefill: role(prefill),
   decode: role(decode),
   load: { requestsPerS: 1, promptTokensPerS: 1, hitRatio: 0, outputTokensPerS: 1 },
   rates: { prefillTokensPerS: 1, stepS: 1, stepPerRequestS: 0, streams: 1, maxStreams: 1 },
-  isActive,
+  ...{ isActive, isSettled },
   present: { prefill: 0, decode: 0, mixed: 1 },
 });
 const ref = (scalerMetadata: Record<string, string> = {}): ScaledObjectRef => ({
@@ -81,11 +81,23 @@ it.each([
 describe('what cannot be answered is a status and no number', () => {
   it.each<[string, Record<string, string>, number, RegExp]>([
     ['another role', { role: 'cook' }, status.INVALID_ARGUMENT, /role "cook" is none/],
-    ['another model', { model: 'x' }, status.UNAVAILABLE, /model "x": not served now/],
     ['no name of what all objects have', { role: 'toString' }, status.INVALID_ARGUMENT, /is none/],
   ])('%s', async (_, metadata, code, details) => {
     for (const call of [spec(metadata), metrics(metadata), ask(keda.isActive, ref(metadata))])
       await expect(call).rejects.toMatchObject({ code, details: expect.stringMatching(details) });
+  });
+
+  it.each<[string, () => void, Record<string, string>, RegExp]>([
+    ['another model', () => {}, { model: 'x' }, /model "x": not served now/],
+    ['nobody is ready', () => (plans.length = 0), {}, /no model served now/],
+    ['looked at for a moment', () => (plans = [planOf('m', 0, 0, false, false)]), {}, /model "m": seen for too short/],
+  ])('%s; but the metric has its name', async (_, become, metadata, details) => {
+    become();
+    for (const call of [metrics(metadata), ask(keda.isActive, ref(metadata))])
+      await expect(call).rejects.toMatchObject({ code: status.UNAVAILABLE, details: expect.stringMatching(details) });
+    expect(await spec({ ...metadata, role: 'decode' })).toMatchObject({
+      metricSpecs: [{ metricName: 'kvtier-decode-workers' }],
+    });
   });
 
   it('of several models one has to be named, of none nothing is known, and a metric is one of ours', async () => {
@@ -101,6 +113,7 @@ describe('what cannot be answered is a status and no number', () => {
 });
 
 it('a stream is told at once and at each change, ends with a status, and there are so many at most', async () => {
+  plans = [planOf('m', 0, 0, false, false)];
   const call = keda.streamIsActive(ref({ model: 'm' }));
   const told: boolean[] = [];
   let changed = (): void => {};
@@ -116,6 +129,9 @@ it('a stream is told at once and at each change, ends with a status, and there a
     plans = now;
     for (const listener of listeners) listener();
   };
+  // What has been looked at for a moment is not told, and ends nothing.
+  while (listeners.size === 0) await new Promise(setImmediate);
+  tell(planOf('m', 1, 1, true));
   await until(1);
   tell(planOf('m', 1, 1, true));
   tell(planOf('m', 0, 0, false));

@@ -5,8 +5,9 @@
  *   role    prefill, decode, or all (default): both together, for workers of both roles
  *   model   as clients name it; may be left out while one model is served
  *
- * Invariants: what cannot be answered is a status, never a number (a number that is missing must not scale down); streams are bounded;
- * TLS wherever it is configured, and beyond loopback always (base/config).
+ * Invariants: what cannot be answered is a status, never a number (a number that is missing must not scale down), and what the metric is
+ * called is answered always: without it KEDA scales by the CPU; streams are bounded; TLS wherever it is configured, and beyond loopback
+ * always (base/config).
  */
 import { type ServerWritableStream, status } from '@grpc/grpc-js';
 import type { ScalerConfig } from '@kvtier/config';
@@ -45,7 +46,7 @@ const keepalive = { 'grpc.keepalive_time_ms': 20_000, 'grpc.keepalive_timeout_ms
 export async function startScaler({ config, planner, logger }: ScalerOptions): Promise<ExternalScaler> {
   let streams = 0;
   const handlers: ExternalScalerServer = {
-    isActive: unary((ref) => ({ result: asked(planner, ref).plan.isActive })),
+    isActive: unary((ref) => ({ result: settled(planner, ref).isActive })),
     streamIsActive: (call) => {
       if (streams >= config.maxStreams) {
         const details = `scaler: ${config.maxStreams} streams are open; try again later`;
@@ -57,11 +58,12 @@ export async function startScaler({ config, planner, logger }: ScalerOptions): P
       followActive(planner, call);
     },
     getMetricSpec: unary((ref) => {
-      const metricName = metricOf(asked(planner, ref).role);
+      const metricName = metricOf(roleOf(ref));
       return { metricSpecs: [{ metricName, targetSize: 1n, targetSizeFloat: 1 }] };
     }),
     getMetrics: unary(({ scaledObjectRef, metricName }) => {
-      const { role, plan } = asked(planner, scaledObjectRef);
+      const role = roleOf(scaledObjectRef);
+      const plan = settled(planner, scaledObjectRef);
       // KEDA may put a number of the trigger in front.
       if (metricName !== '' && !metricName.endsWith(metricOf(role)))
         throw new KvError(
@@ -107,7 +109,7 @@ export async function startScaler({ config, planner, logger }: ScalerOptions): P
   };
 }
 
-/** Told at once, and then at each change. What cannot be answered ends the stream. */
+/** Told as soon as it is known, and then at each change. What cannot be answered ends the stream. */
 function followActive(
   planner: ScalerOptions['planner'],
   call: ServerWritableStream<ScaledObjectRef, IsActiveResponse>,
@@ -115,9 +117,9 @@ function followActive(
   let last: boolean | undefined;
   const tell = (): void => {
     try {
-      const { isActive } = asked(planner, call.request).plan;
+      const { isActive, isSettled } = planOf(planner, call.request);
       // One that reads nothing gets the newest word when it does.
-      if (isActive === last || call.writableNeedDrain) return;
+      if (!isSettled || isActive === last || call.writableNeedDrain) return;
       last = isActive;
       call.write({ result: isActive });
     } catch (error) {
@@ -131,30 +133,44 @@ function followActive(
   tell();
 }
 
-/** @throws KvError REQUEST: no such role; DISCONNECTED: no such model is served now */
-function asked(planner: ScalerOptions['planner'], ref: ScaledObjectRef | undefined): { role: Role; plan: ModelPlan } {
+const wordOf = (ref: ScaledObjectRef | undefined, key: string): string | undefined => {
   const metadata = ref?.scalerMetadata ?? {};
-  const of = (key: string): string | undefined => (Object.hasOwn(metadata, key) ? metadata[key] : undefined);
-  const given = of('role') ?? 'all';
+  return Object.hasOwn(metadata, key) ? metadata[key] : undefined;
+};
+
+/** @throws KvError REQUEST: there is no such role */
+function roleOf(ref: ScaledObjectRef | undefined): Role {
+  const given = wordOf(ref, 'role') ?? 'all';
   const role = roles.find((one) => one === given);
-  if (role === undefined)
-    throw new KvError(
-      'REQUEST',
-      `scaler: role ${cut(given)} is none; write prefill, decode or all in the trigger's metadata`,
-    );
+  if (role !== undefined) return role;
+  throw new KvError(
+    'REQUEST',
+    `scaler: role ${cut(given)} is none; write prefill, decode or all in the trigger's metadata`,
+  );
+}
+
+/** @throws KvError as `planOf`; DISCONNECTED: it has been looked at for too short a time */
+function settled(planner: ScalerOptions['planner'], ref: ScaledObjectRef | undefined): ModelPlan {
+  const plan = planOf(planner, ref);
+  if (plan.isSettled) return plan;
+  const why = `model ${cut(plan.model)}: seen for too short a time to plan for it; ask again in a moment`;
+  throw new KvError('DISCONNECTED', `scaler: ${why}`, { retry: true });
+}
+
+/** @throws KvError REQUEST: no such role, or of several models none is named; DISCONNECTED: no such model is served now */
+function planOf(planner: ScalerOptions['planner'], ref: ScaledObjectRef | undefined): ModelPlan {
+  roleOf(ref);
   const plans = planner.plans();
-  const model = of('model');
+  const model = wordOf(ref, 'model');
   if (model === undefined && plans.length > 1)
     throw new KvError(
       'REQUEST',
       `scaler: ${plans.length} models are served; name one as model in the trigger's metadata`,
     );
   const plan = model === undefined ? plans[0] : plans.find((one) => one.model === model);
-  if (plan === undefined) {
-    const what = model === undefined ? 'no model' : `model ${cut(model)}: not`;
-    throw new KvError('DISCONNECTED', `scaler: ${what} served now; keep a replica, or wait for one`, { retry: true });
-  }
-  return { role, plan };
+  if (plan !== undefined) return plan;
+  const what = model === undefined ? 'no model' : `model ${cut(model)}: not`;
+  throw new KvError('DISCONNECTED', `scaler: ${what} served now; keep a replica, or wait for one`, { retry: true });
 }
 
 function neededOf(role: Role, { prefill, decode }: ModelPlan): number {

@@ -40,6 +40,11 @@ export class SlidingSums<Name extends string> {
     return sum / (Math.max(coveredMs, this.#sliceMs) / 1_000);
   }
 
+  /** Since the first one could have come. */
+  forMs(nowMs: number): number {
+    return nowMs - this.#beganMs;
+  }
+
   #turn(nowMs: number): void {
     const now = Math.floor(nowMs / this.#sliceMs);
     const passed = Math.min(now - this.#slice, slices);

@@ -1,6 +1,6 @@
 /** Prefill and decode apart, for pods with OpenAI's API: the decision, and the prefill leg. */
 export { type Decision, decideSplit, type PodWork, type SplitFigures, type SplitLimits } from './decision.ts';
-export { endpointOf } from './endpoint.ts';
+export { endpointOf, ipEndpointOf } from './endpoint.ts';
 export { type HandOffReason, PodHandOffMetrics } from './metrics.ts';
 export {
   NotPrefilled,

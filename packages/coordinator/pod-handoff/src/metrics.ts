@@ -2,7 +2,7 @@
 import { Counter, Histogram, Registry, secondsBuckets } from '@kvtier/telemetry/metrics';
 
 /** Why no prefill pod computed a prompt that one was wanted for. */
-export type HandOffReason = 'nobody' | 'busy' | 'failed' | 'refused' | 'nonsense' | 'timeout' | 'revision';
+export type HandOffReason = 'nobody' | 'busy' | 'failed' | 'refused' | 'nonsense' | 'timeout' | 'revision' | 'spent';
 
 export class PodHandOffMetrics {
   readonly #registry = new Registry();

@@ -1,0 +1,124 @@
+/** Pods of several models, and a body that nobody reads: it goes to a pod of the model that it names, or to nobody. */
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { type GatewayStream, modes, PickerRig, pod, ScriptedDispatch, sentOn, toldBy } from './testing/index.ts';
+
+let rig: PickerRig;
+beforeEach(() => {
+  rig = new PickerRig();
+  const workers = [pod(0, 'http://10.0.0.1:8000', {}, 'a'), pod(1, 'http://10.0.0.2:8000', {}, 'b')];
+  rig.workers = workers;
+  rig.dispatch = new ScriptedDispatch(workers);
+  rig.dispatch.script = ({ model }) => workers.find(({ facts }) => facts?.model === model)!;
+  // As where the tokenizer of b cannot be read.
+  rig.reader.script = () => Promise.reject(new Error("The model 'b' does not exist"));
+});
+afterEach(async () => {
+  await rig.close();
+  expect(rig.dispatch.running).toBe(0);
+});
+
+const padding = 'x'.repeat(3_000);
+const bodies: [string, string][] = [
+  ['first', JSON.stringify({ model: 'b', prompt: padding })],
+  ['last', JSON.stringify({ prompt: padding, model: 'b' })],
+];
+/** `pieces` of it, and then the end. */
+function posted(mode: keyof typeof modes, body: string, pieces = 3, headers: Record<string, string> = {}) {
+  const stream = rig.gateway.open({ modes: modes[mode] });
+  stream.post('/v1/completions', headers);
+  const bytes = Math.ceil(body.length / pieces);
+  for (let at = 0; at < body.length && mode !== 'headersOnly'; at += bytes)
+    stream.requestBody(body.slice(at, at + bytes), at + bytes >= body.length);
+  return stream;
+}
+async function answered(stream: GatewayStream) {
+  await stream.until(({ responses }) => responses.some((response) => isLast(toldBy(response))));
+  return toldBy(stream.responses.find((response) => isLast(toldBy(response)))!);
+}
+const isLast = ({ endpoint, status }: ReturnType<typeof toldBy>): boolean =>
+  endpoint !== undefined || status !== undefined;
+const refusedOf = ({ responses }: GatewayStream): unknown => {
+  const { response } = responses.at(-1)!;
+  return response?.$case === 'immediateResponse' ? JSON.parse(response.value.body.toString()) : undefined;
+};
+
+describe.each(bodies)('a model that the body names %s', (where, body) => {
+  it.each([
+    ['not understood', 'duplex', {}],
+    ['not understood', 'buffered', {}],
+    ['above bodyBytes, of one piece', 'buffered', { bodyBytes: 1_000 }],
+    ['above heldBytes, of one piece', 'buffered', { heldBytes: 1_000 }],
+  ] as const)('of one that is %s, %s: to a pod that serves it', async (_, mode, limit) => {
+    await rig.start(limit);
+    const stream = posted(mode, body, mode === 'buffered' ? 1 : 3);
+    expect((await answered(stream)).endpoint).toBe('10.0.0.2:8000');
+    expect(rig.dispatch.asked).toMatchObject([{ model: 'b' }]);
+    stream.cancel();
+    await rig.idle();
+  });
+
+  it('of one that is too large, as far as it has come', async () => {
+    await rig.start({ bodyBytes: 1_500 });
+    const stream = posted('duplex', body);
+    const { endpoint, status, headers } = await answered(stream);
+    if (where === 'first') {
+      expect(endpoint).toBe('10.0.0.2:8000');
+      await stream.until(({ responses }) => sentOn(responses, 'requestBody').toString() === body);
+      stream.cancel();
+      return rig.idle();
+    }
+    expect([status, headers['retry-after'], headers['x-llm-d-request-dropped-reason']]).toEqual([
+      503,
+      '1',
+      'no_worker',
+    ]);
+    expect(refusedOf(stream)).toMatchObject({
+      error: { message: expect.stringMatching(/^2 models are served here, .*\(too_large\).*x-gateway-model-name/) },
+    });
+    expect(rig.dispatch.asked).toEqual([]);
+    expect(await rig.metric('kvtier_picker_held_bytes')).toBe(0);
+    await stream.closed();
+    return rig.idle();
+  });
+});
+
+it('a body that the gateway keeps, or that names none of them: 503, unless a header says it', async () => {
+  await rig.start();
+  for (const [mode, body] of [
+    ['headersOnly', ''],
+    ['duplex', '{"prompt":"x"}'],
+    ['duplex', '{"model":"c"}'],
+    ['duplex', '--boundary'],
+  ] as const) {
+    const stream = posted(mode, body);
+    expect(await answered(stream)).toMatchObject({ status: 503, headers: { 'retry-after': '1' } });
+    await stream.closed();
+    const named = posted(mode, body, 3, { 'x-gateway-model-name': 'b' });
+    expect((await answered(named)).endpoint).toBe('10.0.0.2:8000');
+    named.cancel();
+  }
+  await rig.idle();
+});
+
+it('what has no body goes by load, and so does all that is for one model alone', async () => {
+  await rig.start();
+  const list = rig.gateway.open({ modes: modes.duplex });
+  list.requestHeaders({ ':method': 'GET', ':path': '/v1/models' }, true);
+  expect((await answered(list)).endpoint).toBe('10.0.0.1:8000');
+  list.cancel();
+  rig.workers = rig.workers.slice(1);
+  const adapter = posted('duplex', '{"model":"an adapter of b"}');
+  expect((await answered(adapter)).endpoint).toBe('10.0.0.2:8000');
+  adapter.cancel();
+  await rig.idle();
+});
+
+it('a client that leaves while a large body is looked through costs nothing', async () => {
+  await rig.start({ heldBytes: 1_000 });
+  const stream = rig.gateway.open({ modes: modes.buffered });
+  stream.post();
+  stream.requestBody(`{"prompt":[${'1,'.repeat(900_000)}1],"model":"b"}`);
+  stream.cancel();
+  await stream.closed();
+  await rig.idle();
+});
