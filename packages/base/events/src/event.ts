@@ -20,6 +20,20 @@ export const media = {
   peer: 'PEER',
 } as const;
 
+/** vLLM's kinds of attention (KVCacheSpecKind). */
+export const attentionKinds = [
+  'full_attention',
+  'mla_attention',
+  'sliding_window',
+  'sliding_window_mla',
+  'mamba',
+  'chunked_local_attention',
+  'sink_full_attention',
+  'encoder_only_attention',
+  'cross_attention',
+  'unknown',
+] as const;
+
 export interface BlockStored {
   readonly type: 'BlockStored';
   /** May be fewer than `tokenIds` cover (blocks outside a window), even none. */

@@ -9,7 +9,15 @@
 import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
 import { decodeBatch } from './codec.ts';
-import { type BlockHash, type BlockStored, integerOf, type KvEvent, type KvEventBatch, media } from './event.ts';
+import {
+  attentionKinds,
+  type BlockHash,
+  type BlockStored,
+  integerOf,
+  type KvEvent,
+  type KvEventBatch,
+  media,
+} from './event.ts';
 
 /** Where what stands in a record. The hashes follow its head as pairs [low, high] of their integer form, then the parent, then the token ids. */
 export const record = {
@@ -48,7 +56,7 @@ export interface PackedBatch {
   readonly words: Int32Array;
   readonly from: number;
   readonly end: number;
-  /** Of media and localities. Grows, so that a place keeps its meaning for all batches of one decoder. */
+  /** Of media, localities and kinds of attention. Grows, so that a place keeps its meaning for all batches of one decoder. */
   readonly names: readonly string[];
 }
 
@@ -57,6 +65,19 @@ const batchHead = 6;
 /** A publisher that invents names forever is refused. */
 const maxNames = 64;
 const maxNameBytes = 255;
+/**
+ * Known from the start, the most frequent ones first: a batch with a name that is new is read object by object, and the first one of a
+ * publisher, which may be all that it holds, is too large for that.
+ */
+const firstNames = [
+  ...Object.values(media),
+  ...attentionKinds,
+  'LOCAL',
+  'REMOTE',
+  'CPU_PINNED',
+  'CPU_TIER1',
+  'CPU_TIER2',
+];
 /** Of what is read object by object, so that a turn stays short: 32,768 hashes take some 25 ms. Larger batches are refused, and so a gap. */
 const maxObjectBytes = 256 * 1024;
 const maxObjectHashes = 32_768;
@@ -73,7 +94,7 @@ export class PackedDecoder {
   /** `tokens`: with the ids of tokens, for those who want more than hashes. */
   constructor({ tokens = false }: { readonly tokens?: boolean } = {}) {
     this.#tokens = tokens;
-    for (const name of [...Object.values(media), 'LOCAL', 'REMOTE']) this.#placeOf(name);
+    for (const name of firstNames) this.#placeOf(name);
   }
 
   /**
@@ -109,7 +130,7 @@ export class PackedDecoder {
     };
   }
 
-  /** Of media and localities, as native code reads them. */
+  /** As native code reads them. */
   get encodedNames(): Uint8Array {
     return this.#encodedNames;
   }

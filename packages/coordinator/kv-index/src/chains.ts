@@ -19,7 +19,7 @@ export type ChangeOfSet = (set: number, blocks: number) => number;
 /** The run of a record that has none. */
 export const loose = 0;
 const runBytes = 200;
-const segmentBytes = 16;
+export const segmentBytes = 16;
 /** Of what runs and sets may have; the rest is for what cannot wait: segments, the first set of a source. */
 const filledShare = 31 / 32;
 
@@ -97,7 +97,7 @@ export class Chains {
     if (before === none) return false;
     if (this.table.runOf(before) === this.table.runOf(record) && this.table.placeOf(before) === place - 1) return false;
     // Its place in the run is a hole: it went, and came back with a record of its own.
-    return this.live(run.setOf(run.segmentAt(place - 1))) !== empty;
+    return !this.sets.isEmpty(run.setOf(run.segmentAt(place - 1)));
   }
 
   /** Takes a block out of its run: nothing is said of its order any more. */
@@ -105,7 +105,7 @@ export class Chains {
     const runNumber = this.table.runOf(record);
     const run = this.runs[runNumber]!;
     const place = this.table.placeOf(record);
-    const set = this.setOf(record);
+    const set = this.latestOf(record);
     if (place < run.end) this.empty(run, place);
     this.table.move(record, loose, set);
     this.release(run, runNumber);
@@ -115,7 +115,7 @@ export class Chains {
   empty(run: Run, place: number): void {
     this.update(run, place, place + 1, () => empty);
     const segments = run.segments;
-    run.shrink((set) => this.live(set) === empty);
+    run.shrink((set) => this.sets.isEmpty(set));
     this.#segmentCount += run.segments - segments;
   }
 
@@ -146,15 +146,16 @@ export class Chains {
 
   /** The set of a record, resolved; empty where its run says nothing of it any more. */
   setOf(record: number): number {
-    const runNumber = this.table.runOf(record);
-    const place = this.table.placeOf(record);
-    if (runNumber === loose) return this.live(place);
-    const run = this.runs[runNumber]!;
-    return place < run.end ? this.live(run.setOf(run.segmentAt(place))) : empty;
+    return this.sets.resolve(this.latestOf(record));
   }
 
-  live(set: number): number {
-    return this.sets.resolve(set);
+  /** The same, but not settled: `SourceSets.latest`. */
+  latestOf(record: number): number {
+    const runNumber = this.table.runOf(record);
+    const place = this.table.placeOf(record);
+    if (runNumber === loose) return this.sets.latest(place);
+    const run = this.runs[runNumber]!;
+    return place < run.end ? this.sets.latest(run.setOf(run.segmentAt(place))) : empty;
   }
 
   /** The record of a block that nobody holds, or that is left out, goes. */

@@ -1,5 +1,6 @@
 /** Who holds which block in a cluster: the router's index, fed by block events. */
 
+export { maxMedia } from './clears.ts';
 export type { FollowedWorker } from './feed/followed.ts';
 export type { Subscribe, Subscription } from './feed/followed-stream.ts';
 export {
@@ -22,5 +23,5 @@ export {
   type Match,
   type Parent,
 } from './kv-index.ts';
-export { maxMedia } from './source-sets.ts';
+
 export { type Target, Targets } from './targets.ts';

@@ -2,22 +2,12 @@ import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import * as fc from 'fast-check';
-import { describe, expect, it, vi } from 'vitest';
-import { type Keys, KvIndex } from './index.ts';
-import { Space } from './space.ts';
+import { describe, expect, it } from 'vitest';
+import { KvIndex } from './index.ts';
 import { NaiveIndex } from './testing/naive-index.ts';
+import { keysOf, pairOf } from './testing/nodes.ts';
 
 const mib = 1024 * 1024;
-/** Two of 256 sources, for each number another two. */
-const pairOf = (number: number): [number, number] => [number % 256, (number + 1 + (number >> 8)) % 256];
-const sweepOf = Space.prototype.sweep;
-
-/** A tree of chains: node n follows node parents[n]; hash of a node from its number. */
-const keyOf = (node: number): [number, number] => [
-  Math.imul(node + 1, 0x9e3779b1) | 0,
-  Math.imul(node + 7, 0x85ebca6b) | 0,
-];
-const keysOf = (nodes: readonly number[]): Keys => Int32Array.from(nodes.flatMap(keyOf));
 
 describe('the KV index', () => {
   it('says how much of a prompt each target has, and on which medium', () => {
@@ -104,6 +94,59 @@ describe('the KV index', () => {
     index.learn(prompt);
     expect(index.stats()).toMatchObject({ runs: 1, blocks: 4, conflicts: 0 });
     expect(index.match(prompt, [{ sources: [node] }])[0]!.blocks).toBe(4);
+  });
+
+  it('learns no place for a block that nobody holds any more: another block would get it', () => {
+    const index = new KvIndex({ maxBytes: mib });
+    const [gone, there] = [index.addSource(), index.addSource()];
+    index.stored(there, 0, keysOf([0, 1]), 'root');
+    index.stored(gone, 0, keysOf([8]), 'unknown');
+    index.stored(there, 0, keysOf(Array.from({ length: 1_000 }, (_, i) => 100 + i)), 'unknown');
+    index.stored(gone, 0, keysOf([9]), 'unknown');
+    index.cleared(gone);
+    index.sweep(3); // block 8 goes; block 9 has the same set, and is looked at later
+    index.learn(keysOf([0, 1, 9]));
+    index.removed(there, 0, keysOf([1]));
+    index.stored(there, 0, keysOf([2, 3]), keysOf([0]));
+    const blocks = (node: number): number => index.match(keysOf([node]), [{ sources: [there] }])[0]!.blocks;
+    expect([2, 3, 9].map(blocks)).toEqual([1, 1, 0]);
+  });
+
+  it('says at no cost for sets what is left when sources have gone, and settles them later', () => {
+    const index = new KvIndex({ maxBytes: 16 * mib, maxSources: 64 });
+    const nodes = Array.from({ length: 1_000 }, (_, i) => i);
+    const prompt = keysOf(nodes);
+    const sources = Array.from({ length: 64 }, () => index.addSource());
+    // Each block has a set of its own.
+    for (const source of sources) index.stored(source, 0, keysOf(nodes), 'root');
+    for (let bit = 0; bit < 10; bit++)
+      for (const node of nodes.filter((one) => (one >> bit) & 1))
+        index.stored(sources[bit]!, 1, keysOf([node]), node === 0 ? 'root' : keysOf([node - 1]));
+    while (index.sweep());
+    expect(index.stats().sets).toBeGreaterThan(nodes.length);
+    const targets = sources.map((source) => ({ sources: [source] }));
+    const ask = (): readonly number[] => {
+      const before = index.setWork;
+      const blocks = index.match(prompt, targets).map((match) => match.blocks);
+      for (const [i, target] of targets.entries()) {
+        expect(index.match(prompt, [target])[0]!.blocks).toBe(blocks[i]);
+        expect(index.heldBefore(prompt, nodes.length, 10, target)).toBe(Math.min(blocks[i]!, 10));
+      }
+      expect(index.setWork).toBe(before);
+      return blocks;
+    };
+    const left = sources.map(() => nodes.length);
+    // More than are known one by one, too.
+    for (const clears of [1, 30, 300]) {
+      for (let i = 0; i < clears; i++) index.cleared(sources[63]!, 2 + (i % 6));
+      expect(ask()).toEqual(left);
+      index.cleared(sources[20 + (clears % 29)]!);
+      left[20 + (clears % 29)] = 0;
+      expect(ask()).toEqual(left);
+    }
+    while (index.sweep());
+    expect(ask()).toEqual(left);
+    index.checkIntegrity();
   });
 
   it('is the naive index, whatever comes in which order', () => {
@@ -272,100 +315,6 @@ describe('the KV index', () => {
     index.removed(newcomer, 1, keysOf([3, 4]));
     sweepAll();
     expect(index.stats()).toMatchObject({ sets: before.sets, blocks: before.blocks, droppedBlocks: 0 });
-    index.checkIntegrity();
-  });
-
-  it('makes room in small steps where sets become many at once, and credits nobody with what he dropped', () => {
-    const maxBytes = 4 * mib;
-    const index = new KvIndex({ maxBytes });
-    const sources = Array.from({ length: 257 }, () => index.addSource());
-    const blocks = 40_000;
-    const [sets, slice] = [800, 400];
-    for (let set = 0; set < sets; set++)
-      for (const holder of pairOf(set)) {
-        const nodes = Array.from({ length: blocks / sets }, (_, i) => i * sets + set);
-        index.stored(sources[holder]!, 0, keysOf(nodes), 'unknown');
-      }
-    let looked = 0;
-    const sweep = vi.spyOn(Space.prototype, 'sweep').mockImplementation(function (this: Space, records = 4096) {
-      looked += records;
-      return sweepOf.call(this, records);
-    });
-    const isWithin = (blocks: number): void => {
-      expect(looked).toBeLessThanOrEqual(128 * blocks);
-      expect(index.stats().bytes).toBeLessThanOrEqual(maxBytes);
-      looked = 0;
-    };
-    const holds = (node: number, source: number): boolean =>
-      index.match(keysOf([node]), [{ sources: [source] }])[0]!.blocks === 1;
-    try {
-      const newcomer = sources[256]!;
-      for (let at = 0; at < 8_000; at += slice) {
-        // Of each set one block or none: every one that is stored is a set more.
-        const nodes = Array.from({ length: slice }, (_, i) => at + i);
-        index.stored(newcomer, 0, keysOf(nodes), 'unknown');
-        isWithin(slice);
-      }
-      const { droppedBlocks, blocks: left } = index.stats();
-      expect(droppedBlocks).toBeGreaterThan(0);
-      expect(left).toBeGreaterThan(blocks / 2);
-      for (let node = 0; node < 2 * sets; node++) {
-        const source = sources[pairOf(node % sets)[node % 2]!]!;
-        index.removed(source, 0, keysOf([node]));
-        isWithin(1);
-        expect(holds(node, source)).toBe(false);
-      }
-      index.checkIntegrity();
-      // What has room again is told again.
-      index.cleared(newcomer);
-      while (index.sweep());
-      index.stored(newcomer, 0, keysOf([7]), 'unknown');
-      expect(holds(7, newcomer)).toBe(true);
-    } finally {
-      sweep.mockRestore();
-    }
-  });
-
-  it('no removal pays for all others, where each cuts a run and there is no room for that', () => {
-    const maxBytes = 8 * mib;
-    const index = new KvIndex({ maxBytes });
-    const sources = Array.from({ length: 200 }, () => index.addSource());
-    let drawn = 7;
-    const draw = (below: number): number => {
-      drawn = (Math.imul(drawn, 1_103_515_245) + 12_345) >>> 0;
-      return Math.floor((drawn / 2 ** 32) * below);
-    };
-    const [runs, length] = [400, 500];
-    const nodesOf = (run: number, from: number, count: number): number[] =>
-      Array.from({ length: count }, (_, i) => run * length + from + i);
-    for (let run = 0; run < runs; run++)
-      index.stored(sources[run % sources.length]!, 0, keysOf(nodesOf(run, 0, length)), 'root');
-    // Others hold parts of these, until there is no room for sets and segments.
-    while (index.stats().droppedBlocks === 0) {
-      const [run, from] = [draw(runs), draw(length - 60)];
-      index.stored(
-        sources[draw(sources.length)]!,
-        0,
-        keysOf(nodesOf(run, from, 50)),
-        keysOf(nodesOf(run, from - 1, 1)),
-      );
-    }
-    let looked = 0;
-    const sweep = vi.spyOn(Space.prototype, 'sweep').mockImplementation(function (this: Space, records = 4096) {
-      looked += records;
-      return sweepOf.call(this, records);
-    });
-    try {
-      for (let i = 0; i < 20_000; i++) {
-        const run = draw(runs);
-        looked = 0;
-        index.removed(sources[run % sources.length]!, 0, keysOf(nodesOf(run, draw(length), 1)));
-        expect(looked).toBeLessThanOrEqual(128);
-      }
-      expect(index.stats().bytes).toBeLessThanOrEqual(maxBytes);
-    } finally {
-      sweep.mockRestore();
-    }
     index.checkIntegrity();
   });
 

@@ -20,11 +20,12 @@
  */
 import { invariant, KvError } from '@kvtier/errors';
 import { Chains, type ChangeOfSet, loose } from './chains.ts';
+import { maxMedia } from './clears.ts';
 import { mostRecords, none } from './hash-table.ts';
 import type { Keys } from './keys.ts';
 import { type Match, Matcher } from './match.ts';
 import { empty } from './run.ts';
-import { maxMedia, mostSources } from './source-sets.ts';
+import { mostSources } from './source-sets.ts';
 import { Space } from './space.ts';
 import { type Target, Targets } from './targets.ts';
 
@@ -146,13 +147,14 @@ export class KvIndex {
   stored(source: number, medium: number, keys: Keys, parent: Parent): void {
     invariant(this.#sources[source] && medium < maxMedia, 'KV index: no such source or medium');
     const stamp = ++this.#clock;
+    const { sets } = this.#chains;
     const add: ChangeOfSet = (set, blocks) => {
-      const live = this.#chains.live(set);
       // Without room, who holds it besides is not told. A block that nobody held is: its holder's own set is one for all such blocks.
-      const mayGrow = live === empty ? always : this.#hasRoom;
-      const to = this.#chains.sets.with(live, source, medium, mayGrow);
+      const to =
+        sets.with(set, source, medium, this.#hasRoom) ??
+        (sets.isEmpty(set) ? sets.with(empty, source, medium, always) : undefined);
       if (to === undefined) this.#space.droppedBlocks += blocks;
-      return to ?? live;
+      return to ?? sets.latest(set);
     };
     if (parent === 'unknown') this.#storeLoose(keys, add);
     else this.#storeChain(keys, parent, stamp, add);
@@ -162,7 +164,7 @@ export class KvIndex {
   /** One copy less of each. */
   removed(source: number, medium: number, keys: Keys): void {
     const remove: ChangeOfSet = (set, blocks) => {
-      const to = this.#chains.sets.without(this.#chains.live(set), source, medium, this.#hasRoom);
+      const to = this.#chains.sets.without(set, source, medium, this.#hasRoom);
       // Without room, the block goes: nobody may be credited with what he has dropped.
       if (to === undefined) this.#space.droppedBlocks += blocks;
       return to ?? empty;
@@ -170,7 +172,7 @@ export class KvIndex {
     const holder = 1 << medium;
     for (let at = 0; at < keys.length; at += 2) {
       const record = this.#chains.table.find(keys[at]!, keys[at + 1]!);
-      const set = record === none ? empty : this.#chains.setOf(record);
+      const set = record === none ? empty : this.#chains.latestOf(record);
       if ((this.#chains.sets.mediaOf(set, source) & holder) === 0) {
         this.#counts.unknownRemovals++;
         continue;
@@ -218,7 +220,7 @@ export class KvIndex {
   /** This target has this block, wherever that is. */
   isHeld(low: number, high: number, { sources }: Target): boolean {
     const record = this.#chains.table.find(low, high);
-    const set = record === none ? empty : this.#chains.setOf(record);
+    const set = record === none ? empty : this.#chains.latestOf(record);
     return sources.some((source) => this.#chains.sets.mediaOf(set, source) !== 0);
   }
 
@@ -314,7 +316,9 @@ export class KvIndex {
     }
     if (this.#chains.isForgotten(record)) this.#chains.loosen(record);
     if (this.#chains.table.runOf(record) === loose) {
-      this.#chains.follow(record, this.#chains.setOf(record), before, low, high, stamp);
+      const set = this.#chains.latestOf(record);
+      if (set === empty && add === undefined) return; // a place that nobody holds may be given away
+      this.#chains.follow(record, set, before, low, high, stamp);
     } else if (this.#chains.contradicts(record, before, low, high)) {
       this.#counts.conflicts++;
       this.#chains.loosen(record);

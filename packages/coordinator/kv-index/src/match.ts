@@ -4,13 +4,15 @@
  *
  *   - Look-ups that do not need each other's answers are under way together: of the prompt's first and last block, then of the two where
  *     the run of the last one begins, which mostly is where the run of the first one is left.
+ *   - Sets are read as they stand, and what was cleared since is left out of the sources that are asked for: to settle a set takes longer than
+ *     all the rest, and one source that leaves would have it done with the sets of all prompts.
  *   - Blocks are counted in arrays that stay. Targets that hold the same of a prompt share one answer: mostly a few answers for all workers.
  */
 import { type Chains, loose } from './chains.ts';
+import { maxMedia } from './clears.ts';
 import { none } from './hash-table.ts';
 import type { Keys } from './keys.ts';
 import { empty } from './run.ts';
-import { maxMedia } from './source-sets.ts';
 import type { Targets } from './targets.ts';
 
 export interface Match {
@@ -24,6 +26,8 @@ export interface Match {
 const nothing: Match = { blocks: 0, byMedium: new Int32Array(maxMedia) };
 /** So many answers before a target's are compared with its own. */
 const compared = 16;
+/** Where this share of a row is asked for, what was cleared is left out of the whole row at once. */
+const wholeShare = 1 / 8;
 
 export class Matcher {
   readonly #chains: Chains;
@@ -57,7 +61,7 @@ export class Matcher {
   }
 
   #scan(keys: Keys, targets: Targets, stamp: number): void {
-    const { table, runs } = this.#chains;
+    const { table, runs, sets } = this.#chains;
     const count = keys.length >>> 1;
     const last = this.#chains.lastOf(keys);
     let position = 0;
@@ -66,7 +70,7 @@ export class Matcher {
       if (record === none) break;
       const runNumber = table.runOf(record);
       if (runNumber === loose) {
-        if (this.#take(1, this.#chains.live(table.placeOf(record)), targets) === 0) break;
+        if (this.#take(1, sets.latest(table.placeOf(record)), targets) === 0) break;
         position++;
         this.looseSteps++;
         continue;
@@ -80,7 +84,7 @@ export class Matcher {
       let segment = run.segmentAt(place);
       for (let from = place; from < end; segment++) {
         const to = Math.min(run.endOf(segment), end);
-        const set = this.#chains.live(run.setOf(segment));
+        const set = sets.latest(run.setOf(segment));
         if (set === empty) {
           // Nobody holds it as part of this run; it may have come back since, with a record of its own.
           if (from === place) break scan;
@@ -94,12 +98,15 @@ export class Matcher {
     }
   }
 
-  /** `length` more blocks with these holders; how many targets go on. */
+  /** `length` more blocks with these holders, but for what was cleared since; how many targets go on. */
   #take(length: number, set: number, { ends, sources }: Targets): number {
     const { sets } = this.#chains;
-    const slab = sets.slabOf(set);
     const width = sets.widthOf(set);
-    const first = sets.firstOf(set);
+    const isStale = sets.isStale(set);
+    const isWhole = isStale && this.#living >= width * wholeShare;
+    const slab = isWhole ? sets.rowLeft(set) : sets.slabOf(set);
+    const first = isWhole ? 0 : sets.firstOf(set);
+    const isMasked = isStale && !isWhole;
     const alive = this.#alive;
     const counts = this.#counts;
     const blocks = this.#blocks;
@@ -111,7 +118,8 @@ export class Matcher {
       let media = 0;
       for (let at = target === 0 ? 0 : ends[target - 1]!; at < end; at++) {
         const source = sources[at]!;
-        if (source < width) media |= slab[first + source]!;
+        const held = source < width ? slab[first + source]! : 0;
+        media |= isMasked && held !== 0 ? sets.left(set, source, held) : held;
       }
       if (media === 0) continue;
       blocks[target]! += length;

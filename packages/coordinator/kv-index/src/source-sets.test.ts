@@ -49,11 +49,30 @@ describe('what a source held', () => {
     expect(of(holder(1, 0), holder(2, 0))).toBe(again);
   });
 
+  it('is out of what is read, and of steps, before anybody has settled the set', () => {
+    for (const clears of [1, 1_000]) {
+      const { sets, of } = setsOf(64);
+      const [three, two] = [of(holder(1, 0), holder(2, 0), holder(3, 4)), of(holder(1, 0), holder(3, 4))];
+      for (let i = 0; i < clears; i++) sets.clear(2);
+      const { work } = sets;
+      expect([1, 2, 3].map((source) => sets.mediaOf(sets.latest(three), source))).toEqual([1, 0, 16]);
+      expect(sets.work).toBe(work);
+      const more = sets.with(three, 5, 0, always)!;
+      expect(more).toBe(sets.with(two, 5, 0, always));
+      expect(sets.without(more, 5, 0, always)).toBe(sets.resolve(three));
+      expect([sets.isEmpty(three), sets.isEmpty(of(holder(3, 4)))]).toEqual([false, false]);
+      sets.clear(1);
+      sets.clear(3, 4);
+      expect([sets.isEmpty(three), sets.resolve(three)]).toEqual([true, empty]);
+    }
+  });
+
   it('leaves no copies', () => {
     const sets = new SourceSets(64, 1);
     const twice = sets.with(sets.with(empty, 1, 0, always)!, 1, 0, always)!;
     const other = sets.with(twice, 2, 0, always)!;
     sets.clear(1);
+    expect(sets.without(other, 2, 0, always)).toBe(empty);
     expect(sets.resolve(twice)).toBe(empty);
     expect(sets.without(sets.resolve(other), 2, 0, always)).toBe(empty);
     const once = sets.with(empty, 1, 0, always)!;

@@ -5,15 +5,14 @@
  *
  *     set 17:  bits[source] = media of that source, a bit each    copies: (source, medium) → count, where it is above 1
  *
- * A source that goes is not looked for: it is noted, and each set is without it as soon as anybody asks for the set (`resolve`), which then
- * is another name of what is left. What nobody names any more is collected a set at a time. So nothing here takes all sets at once.
- * Set 0 is empty.
+ * A source that goes is not looked for: it is noted (`clears.ts`), and left out wherever a set is read or a step is taken from it. A set is
+ * settled, so that it is another name of what is left, by whoever has the time for it (`resolve`): decisions have none. What nobody names
+ * any more is collected a set at a time. So nothing here takes all sets at once. Set 0 is empty.
  */
 import { invariant } from '@kvtier/errors';
+import { Clears, maxMedia } from './clears.ts';
 import { SetRows } from './set-rows.ts';
 
-/** At most this many media per source: one bit each. */
-export const maxMedia = 8;
 /** At most this many sources: a set may take twice as many bytes. */
 export const mostSources = 4_096;
 /** The narrowest row. */
@@ -49,12 +48,9 @@ export class SourceSets {
   readonly #names: (string | undefined)[] = [];
   /** Where a set that named a source that has gone leads to; itself otherwise. */
   readonly #leadsTo: number[] = [];
-  /** Times that something was cleared. */
-  #clears = 0;
+  readonly #clears = new Clears();
   /** Of each set: what was cleared until then is out of it. */
   readonly #settled: number[] = [];
-  /** source × maxMedia + medium → the last of these that cleared it. */
-  #clearedAt: Float64Array;
   readonly #free: number[] = [];
   /** The pass in which each set was last seen in use. */
   readonly #seen: number[] = [];
@@ -74,7 +70,7 @@ export class SourceSets {
     this.#countedMedia = countedMedia;
     this.#rows = new SetRows(minWidth, maxSources);
     this.#scratch = new Uint8Array(this.#rows.widthFor(0));
-    this.#clearedAt = new Float64Array(this.#scratch.length * maxMedia);
+    this.#clears.admit(this.#scratch.length);
     this.#intern(singles, 0);
   }
 
@@ -94,19 +90,32 @@ export class SourceSets {
     invariant(source < this.#maxSources, `source sets: at most ${this.#maxSources} sources`);
     if (source < this.#scratch.length) return;
     this.#scratch = new Uint8Array(this.#rows.widthFor(source + 1));
-    const before = this.#clearedAt;
-    this.#clearedAt = new Float64Array(this.#scratch.length * maxMedia);
-    this.#clearedAt.set(before);
+    this.#clears.admit(this.#scratch.length);
     this.#forgetSteps();
   }
 
   /** The set that this number stands for now. */
   resolve(set: number): number {
+    const latest = this.latest(set);
+    return this.isStale(latest) ? this.#settle(latest) : latest;
+  }
+
+  /** The set that it stood for when anybody settled it last: what was cleared since may still be in its row. Costs next to nothing. */
+  latest(set: number): number {
     let at = set;
     while (this.#leadsTo[at] !== at) at = this.#leadsTo[at]!;
-    if (this.#settled[at] !== this.#clears) at = this.#settle(at);
     if (at !== set) this.#leadsTo[set] = at; // not step by step again: a thousand sources may go at once
     return at;
+  }
+
+  /** Its row may name what was cleared: `left` says. `set` is a latest one. */
+  isStale(set: number): boolean {
+    return this.#settled[set] !== this.#clears.count;
+  }
+
+  /** Of these media of a source, as its row has them, those that it still holds. */
+  left(set: number, source: number, media: number): number {
+    return this.#clears.left(source, media, this.#settled[set]!);
   }
 
   exists(set: number): boolean {
@@ -118,7 +127,7 @@ export class SourceSets {
     return this.#rows.widthOf(set);
   }
 
-  /** Where the media of each source below `widthOf` lie, by its number, from `firstOf` on. Not to be changed; `set` is resolved. */
+  /** Where the media of each source below `widthOf` lie, by its number, from `firstOf` on. Not to be changed; `set` is a latest one. */
   slabOf(set: number): Uint8Array {
     return this.#rows.slabOf(set);
   }
@@ -127,9 +136,28 @@ export class SourceSets {
     return this.#rows.firstOf(set);
   }
 
-  /** Media of one source. */
+  /** Media of one source. `set` is a latest one. */
   mediaOf(set: number, source: number): number {
-    return source < this.widthOf(set) ? this.slabOf(set)[this.firstOf(set) + source]! : 0;
+    const media = source < this.widthOf(set) ? this.slabOf(set)[this.firstOf(set) + source]! : 0;
+    return media !== 0 && this.isStale(set) ? this.left(set, source, media) : media;
+  }
+
+  /** What `left` says of all sources below `widthOf`. To be read at once: there is one such row. `set` is a latest one. */
+  rowLeft(set: number): Uint8Array {
+    const row = this.#scratch;
+    row.set(this.bitsOf(set));
+    this.#clears.takeOut(row, this.#settled[set]!);
+    return row;
+  }
+
+  /** Nobody holds it. */
+  isEmpty(set: number): boolean {
+    const latest = this.latest(set);
+    const bits = this.bitsOf(latest);
+    let source = 0;
+    while (source < bits.length && (bits[source] === 0 || this.left(latest, source, bits[source]!) === 0)) source++;
+    this.work += source / bytesPerWork;
+    return source === bits.length;
   }
 
   /** Media of each source below `widthOf`, by its number. Not to be changed; `set` is resolved. */
@@ -149,10 +177,7 @@ export class SourceSets {
 
   /** This source holds nothing any more. Of one medium, where it is given. */
   clear(source: number, medium?: number): void {
-    this.#clears++;
-    const first = source * maxMedia;
-    if (medium === undefined) this.#clearedAt.fill(this.#clears, first, first + maxMedia);
-    else this.#clearedAt[first + medium] = this.#clears;
+    this.#clears.add(source, medium);
     this.#forgetSteps();
   }
 
@@ -188,16 +213,11 @@ export class SourceSets {
     this.#free.push(id);
   }
 
-  /** Without what was cleared since it was asked for last. */
+  /** Without what was cleared since it was settled last. */
   #settle(id: number): number {
     if (this.#isSettled(id)) return id;
-    const since = this.#settled[id]!;
     const width = this.widthOf(id);
-    let copies = this.#copies[id]!;
-    for (const holder of copies.keys()) if (this.#clearedAt[holder]! > since) copies = copiesWith(copies, holder, 0);
-    this.#load(id);
-    for (let source = 0; source < width; source++)
-      this.#scratch[source]! &= ~this.#clearedOf(source, this.#scratch[source]!, since);
+    const copies = this.#load(id);
     this.#dissolve(id);
     const to = this.#intern(copies, width);
     this.#leadsTo[id] = to;
@@ -206,24 +226,13 @@ export class SourceSets {
 
   /** Nothing of it was cleared. */
   #isSettled(id: number): boolean {
-    const since = this.#settled[id]!;
-    if (since === this.#clears) return true;
+    if (!this.isStale(id)) return true;
     const bits = this.bitsOf(id);
-    this.work += bits.length / bytesPerWork;
-    for (let source = 0; source < bits.length; source++)
-      if (bits[source] !== 0 && this.#clearedOf(source, bits[source]!, since) !== 0) return false;
-    this.#settled[id] = this.#clears;
+    const since = this.#settled[id]!;
+    this.work += this.#clears.looksOf(bits, since) / bytesPerWork;
+    if (this.#clears.touches(bits, since)) return false;
+    this.#settled[id] = this.#clears.count;
     return true;
-  }
-
-  /** Of these media of a source, those that were cleared since then. */
-  #clearedOf(source: number, media: number, since: number): number {
-    let cleared = 0;
-    for (let left = media; left !== 0; left &= left - 1) {
-      const medium = 31 - Math.clz32(left & -left);
-      if (this.#clearedAt[source * maxMedia + medium]! > since) cleared |= 1 << medium;
-    }
-    return cleared;
   }
 
   /** It has neither row nor name any more. */
@@ -244,12 +253,13 @@ export class SourceSets {
 
   #step(
     steps: Map<number, number>,
-    set: number,
+    number: number,
     source: number,
     medium: number,
     by: 1 | -1,
     mayGrow: () => boolean,
   ): number | undefined {
+    const set = this.latest(number);
     const holder = source * maxMedia + medium;
     const step = set * (this.#scratch.length * maxMedia) + holder;
     const known = steps.get(step);
@@ -258,14 +268,12 @@ export class SourceSets {
       return known;
     }
     const media = this.mediaOf(set, source);
-    const before = this.#copies[set]!;
-    const count = ((media >>> medium) & 1) === 0 ? 0 : (before.get(holder) ?? 1);
+    const count = ((media >>> medium) & 1) === 0 ? 0 : (this.#copies[set]!.get(holder) ?? 1);
     const most = ((this.#countedMedia >>> medium) & 1) === 1 ? maxCopies : 1;
     const next = Math.min(Math.max(count + by, 0), most);
     let to: number | undefined = set;
     if (next !== count) {
-      const copies = copiesWith(before, holder, next);
-      this.#load(set);
+      const copies = copiesWith(this.#load(set), holder, next);
       this.#scratch[source] = next === 0 ? media & ~(1 << medium) : media | (1 << medium);
       to = this.#intern(copies, Math.max(this.widthOf(set), source + 1), mayGrow);
     }
@@ -273,9 +281,17 @@ export class SourceSets {
     return to;
   }
 
-  #load(set: number): void {
-    this.#scratch.set(this.bitsOf(set));
-    this.#scratch.fill(0, this.widthOf(set));
+  /** Who holds it now, in `#scratch`; returns the copies. */
+  #load(set: number): Copies {
+    const scratch = this.#scratch;
+    scratch.set(this.bitsOf(set));
+    scratch.fill(0, this.widthOf(set));
+    let copies = this.#copies[set]!;
+    if (this.#isSettled(set)) return copies;
+    const since = this.#settled[set]!;
+    this.#clears.takeOut(scratch, since);
+    for (const holder of copies.keys()) if (this.#clears.isOut(holder, since)) copies = copiesWith(copies, holder, 0);
+    return copies;
   }
 
   /** The set of the bits in `#scratch`, which has none from `end` on. */
@@ -299,7 +315,7 @@ export class SourceSets {
     this.#rows.add(id, bits);
     this.#copies[id] = copies;
     this.#leadsTo[id] = id;
-    this.#settled[id] = this.#clears;
+    this.#settled[id] = this.#clears.count;
     this.#names[id] = name;
     byName.set(name, id);
     this.#seen[id] = this.#pass;

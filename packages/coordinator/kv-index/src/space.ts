@@ -3,7 +3,7 @@
  * that looks at a few records with every block that comes, so that no turn pays for all of them. The sweep also sees which
  * sets are in use, and forgets the others each time it has been round, a few at a time, too.
  */
-import { type Chains, loose } from './chains.ts';
+import { type Chains, loose, segmentBytes } from './chains.ts';
 import { none } from './hash-table.ts';
 import { empty } from './run.ts';
 
@@ -18,10 +18,20 @@ const evictedShare = 1 / 16;
 const ageSample = 512;
 /** Records looked at for each block that comes: twice what one in sixteen needs. */
 const sweepStep = 32;
-/** Where there is no room for a set more: a round must end before removals, each of which may cut a run, have filled the rest. */
-const fullSweepStep = 128;
+/** Where runs and sets have little room: a round must end before removals, each of which may cut a run, have filled the rest. */
+const shortSweepStep = 128;
 /** Of the work on sets, which is told in blocks. */
 const looksPerWork = 4;
+/** Of a set in one round, mostly. */
+const looksPerSet = 16;
+
+type Why = 'evicted' | 'room' | 'other';
+interface Beginning {
+  readonly why: Why;
+  readonly rounds: number;
+  readonly hand: number;
+  readonly restBytes: number;
+}
 
 export class Space {
   readonly #chains: Chains;
@@ -32,6 +42,10 @@ export class Space {
   #roundsLeft = 0;
   /** Runs and sets take so much: look which sets are still in use. */
   #collectAt: number;
+  /** Times round the end. */
+  #rounds = 0;
+  /** How the round that goes on began: clears make the sweep go on and on, and room must be made nevertheless. */
+  #began: Beginning = { why: 'other', rounds: 0, hand: 0, restBytes: 0 };
   /** Loose records that the sweep drops. */
   #looseToDrop = 0;
   /** Blocks that were left out for want of space. */
@@ -50,16 +64,23 @@ export class Space {
 
   /** Some records may be stale: all are to be seen again. */
   sweepAll(): void {
+    if (!this.#isDue) this.#begin('other');
     this.#restAt = this.#hand;
     this.#roundsLeft = 1;
   }
 
-  get #step(): number {
-    return this.#chains.hasRoom ? sweepStep : fullSweepStep;
-  }
-
   get #isDue(): boolean {
     return this.#roundsLeft > 0 || this.#hand < this.#restAt;
+  }
+
+  #begin(why: Why): void {
+    this.#began = { why, rounds: this.#rounds, hand: this.#hand, restBytes: this.#chains.restBytes };
+  }
+
+  /** All records were seen since the round began. */
+  get #isOver(): boolean {
+    const rounds = this.#rounds - this.#began.rounds;
+    return !this.#isDue || rounds > 1 || (rounds === 1 && this.#hand >= this.#began.hand);
   }
 
   /**
@@ -73,6 +94,7 @@ export class Space {
       else if (!sets.collect()) {
         this.#hand = 0;
         this.#roundsLeft--;
+        this.#rounds++;
         this.#collectAt = Math.max(this.#chains.maxRestBytes * collectShare, this.#chains.restBytes * growth);
       }
       left -= looksPerWork * (sets.work - work);
@@ -82,19 +104,42 @@ export class Space {
 
   /** So many blocks have come. */
   came(blocks: number): void {
-    if (this.#isDue) this.sweep(blocks * this.#step);
-    else if (this.#isFull(fullShare)) this.#evict();
-    else if (this.#chains.restBytes > this.#collectAt) this.sweepAll();
-    this.#keepRest();
+    this.#tend(blocks, this.#isOver && this.#isFull);
   }
 
   /** So many blocks have other holders than before: sets are more. */
   changed(blocks: number): void {
-    const { restBytes, maxRestBytes } = this.#chains;
-    if (this.#isDue) this.sweep(blocks * this.#step);
-    else if (restBytes > maxRestBytes * fullShare) this.#evict();
-    else if (restBytes > this.#collectAt) this.sweepAll();
+    this.#tend(blocks, false);
+  }
+
+  #tend(blocks: number, isFull: boolean): void {
+    const isShort = this.#isShort;
+    if (isFull || (isShort && this.#mustEvict)) this.#evict();
+    else if (this.#isOver && (isShort || this.#chains.restBytes > this.#collectAt)) {
+      this.sweepAll();
+      this.#begin(isShort ? 'room' : 'other');
+    } else if (this.#isDue) {
+      if (this.#isOver) this.#begin('other');
+      this.sweep(blocks * (isShort ? shortSweepStep : sweepStep));
+    }
     this.#keepRest();
+  }
+
+  /**
+   * Where runs and sets have little room. Removals leave sets that nobody has: rounds for these come first, while they help and there is time
+   * for them.
+   */
+  get #mustEvict(): boolean {
+    const { why, restBytes } = this.#began;
+    if (!this.#isOver) return why !== 'evicted' && !this.#hasTime(1);
+    return (why === 'room' && this.#chains.restBytes >= restBytes) || !this.#hasTime(2);
+  }
+
+  /** So many rounds end before removals, each of which may cut a run twice, have filled the rest. */
+  #hasTime(rounds: number): boolean {
+    const { restBytes, maxRestBytes, sets, table } = this.#chains;
+    const removals = (maxRestBytes - restBytes) / (2 * segmentBytes);
+    return removals * shortSweepStep > rounds * (table.used + looksPerSet * sets.count);
   }
 
   /** For one record more. */
@@ -109,9 +154,13 @@ export class Space {
       if (!this.sweep()) this.#evict();
   }
 
-  #isFull(share: number): boolean {
-    const { table, restBytes, maxRestBytes } = this.#chains;
-    return table.count > table.maxRecords * share || restBytes > maxRestBytes * share;
+  get #isFull(): boolean {
+    const { table } = this.#chains;
+    return table.count > table.maxRecords * fullShare || this.#isShort;
+  }
+
+  get #isShort(): boolean {
+    return this.#chains.restBytes > this.#chains.maxRestBytes * fullShare;
   }
 
   /** What nobody holds goes; the sets of the others are in use. */
@@ -151,6 +200,7 @@ export class Space {
     }
     this.#looseToDrop = Math.ceil((table.count - ordered) * evictedShare);
     this.sweepAll();
+    this.#begin('evicted');
   }
 
   /** The stamp that about `evictedShare` of the runs were last used at, or before. */

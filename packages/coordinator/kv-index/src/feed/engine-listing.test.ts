@@ -18,12 +18,13 @@ function rig({
   hasher,
   maxBlocks = 1_000,
   maxBytes = 1 << 20,
+  index = new KvIndex({ maxBytes, countedMedia: 1 << mediumNumbers.gpu }),
 }: {
   hasher?: ChainHasher;
   maxBlocks?: number;
   maxBytes?: number;
+  index?: KvIndex;
 } = {}) {
-  const index = new KvIndex({ maxBytes, countedMedia: 1 << mediumNumbers.gpu });
   const counts = new LieCounts();
   const lines: string[] = [];
   const log = { info: () => undefined, warn: (_: object, message: string) => void lines.push(message) };
@@ -101,6 +102,22 @@ describe('what an engine says of its blocks', () => {
     // Its block is forgotten, and with its copy on the CPU its name goes; on the GPU it is still there.
     say([removed([1n], 'CPU'), block(2, 1n)]);
     expect(lies.parent).toBe(0);
+  });
+
+  it('who tells of blocks after one that was never told of is told so, whatever the index dropped before', () => {
+    const hasher = new ChainHasher({ algorithm: 'xxhash_cbor', blockTokens });
+    const { index, say, lies, listing } = rig({ hasher, maxBlocks: 1_000_000 });
+    const block = (n: number, parent: bigint | null = null): KvEvent =>
+      stored([BigInt(n)], { parentBlockHash: parent, tokenIds: [n, 1, 2, 3] });
+    for (let n = 1_000; index.stats().droppedBlocks === 0; n++) say([block(n)]);
+    say([block(2, 1n)]);
+    expect(lies.parent).toBe(0); // the index may have dropped it
+    const other = rig({ hasher, index });
+    other.say([block(2, 1n)]);
+    expect(other.lies.parent).toBe(1);
+    listing.forget();
+    say([block(2, 1n)]);
+    expect(lies.parent).toBe(1);
   });
 
   it('a block of its pool is there as often as it was stored; of a tier, once', () => {

@@ -48,12 +48,15 @@ export class EngineListing {
   readonly #names: HashNames | undefined;
   /** Names were refused since all was void last. */
   #isCut = false;
+  /** What the index had dropped then: of what this engine told before, nothing is missed. */
+  #droppedBefore: number;
   /** How often a part came, or all went. */
   #changes = 0;
 
   constructor(options: EngineListingOptions) {
     this.#options = options;
     this.#slicer = new Slicer(options.index);
+    this.#droppedBefore = options.index.stats().droppedBlocks;
     const { renaming, maxBlocks } = options;
     if (renaming) this.#names = new HashNames(renaming.hasher.hashBytes, maxBlocks, renaming.budget);
   }
@@ -282,11 +285,12 @@ export class EngineListing {
   #forgetNames(): void {
     this.#names?.clear();
     this.#isCut = false;
+    this.#droppedBefore = this.#options.index.stats().droppedBlocks;
   }
 
-  /** Something was left out, or forgotten, for want of room: it has no name for those after it. */
+  /** Something may have been left out, or forgotten, for want of room since: it has no name for those after it. */
   get #hasLeftOut(): boolean {
-    return this.#isCut || this.#options.index.stats().droppedBlocks > 0;
+    return this.#isCut || this.#options.index.stats().droppedBlocks > this.#droppedBefore;
   }
 
   #leaveOut(blocks: number): void {

@@ -2,8 +2,8 @@
  * What one publisher says of one kind of block, as a source of the index: of an engine's data-parallel rank and attention group, of a
  * node's namespace, of a shared medium. A publisher that claims to hold more than it can has told a lie somewhere: all of it is forgotten.
  */
+import { maxMedia } from '../clears.ts';
 import type { Keys, KvIndex, Parent } from '../kv-index.ts';
-import { maxMedia } from '../source-sets.ts';
 
 /** What the group attends to: all blocks, or a window of the last ones. */
 export interface Window {

@@ -81,6 +81,8 @@ export class SharedBlocks {
       if (event.type === recordType.removed) part.removed(number, keys);
       else if (!part.stored(number, keys, 'unknown')) return;
       yield keys.length / 2;
+      // Others go on meanwhile: where this node is not believed any more, the part's number may be somebody else's.
+      if (medium.parts.get(namespace) !== part) return;
     }
   }
 

@@ -3,8 +3,8 @@
  * everything need the whole prefix, groups with a window only the last blocks before its end. With several data-parallel ranks
  * nobody knows which one will get the request: the one that holds least counts.
  */
+import { maxMedia } from '../clears.ts';
 import type { Keys, KvIndex, Match } from '../kv-index.ts';
-import { maxMedia } from '../source-sets.ts';
 import type { Target } from '../targets.ts';
 import { mediumNumbers } from './media.ts';
 
