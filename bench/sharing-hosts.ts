@@ -83,7 +83,7 @@ export class SharingHosts<Name extends string> {
     const listen = more.listen ?? `unix:${join(this.#folder, name)}`;
     const stop = await this.#start(host, 'engine-worker', {
       ...{ modelDir: model, servedName: 'model', listen, cacheNodeSocket: socketPath },
-      ...{ kvBytes: 512 << 20, logLevel: 'warn' as const },
+      ...{ kvBytes: 512 << 20, backend: 'cpu' as const, logLevel: 'warn' as const },
       ...more,
     } satisfies EngineWorkerInput);
     const worker = new Worker(listen, stop);

@@ -76,7 +76,7 @@ describe('coordinator process', () => {
 
   it('refuses to listen beyond this machine in plain text', async () => {
     const { child: process, stderr } = start({ host: '0.0.0.0', port: 0, engine: 'unix:/x', logLevel: 'error' });
-    expect(await once(process, 'close')).toEqual([1, null]);
+    expect(await once(process, 'close')).toEqual([78, null]);
     expect(stderr()).toMatch(/^coordinator: CONFIG: .*tls: 0\.0\.0\.0 is not loopback: .*\n$/);
   });
 });

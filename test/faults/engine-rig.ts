@@ -52,7 +52,8 @@ export class Service {
   /** `prefix`: what it is started by, and becomes: a host's namespace. */
   constructor(name: Program, config: object, env: NodeJS.ProcessEnv = {}, prefix: readonly string[] = []) {
     this.#name = name;
-    this.#config = config;
+    // Also where there is a GPU: tests share it with others, and compare bits.
+    this.#config = name === 'engine-worker' ? { backend: 'cpu', ...config } : config;
     this.#env = env;
     this.#prefix = prefix;
   }

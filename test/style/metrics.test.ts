@@ -12,6 +12,7 @@ const worker = read('packages/engine/worker/src/metrics.ts');
 const feed = read('packages/coordinator/kv-index/src/feed/metrics.ts');
 const picker = read('packages/coordinator/endpoint-picker/src/metrics.ts');
 const telemetry = read('packages/base/telemetry/src/metrics.ts');
+const node = read('packages/base/telemetry/src/node-metrics.ts');
 const snake = (name: string): string => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 const all = (text: string, pattern: RegExp): string[] => [...text.matchAll(pattern)].map((match) => match[1]!);
 const listIn = (text: string, start: RegExp): string =>
@@ -23,9 +24,9 @@ const inSource = new Set([
     all(telemetry, /name: `kvtier_\$\{prefix\}_(\w+)`/g).map((name) => `kvtier_${prefix}_${name}`),
   ),
   ...all(worker, /#phase\('(\w+)'/g).map((name) => `kvtier_engine_${name}_seconds`),
-  ...all(worker, /(?:#gauge|#labelled|\bgauge)\(\s*'(\w+)'/g).map((name) => `kvtier_${name}`),
+  ...all(`${worker}${node}`, /(?:#gauge|#labelled|\bgauge)\(\s*'(\w+)'/g).map((name) => `kvtier_${name}`),
   ...all(listIn(worker, /const engineGauges[^=]*= /), /(\w+):/g).map((name) => `kvtier_engine_${snake(name)}`),
-  ...all(listIn(worker, /const tierGauges = /), /'(\w+)'/g).map((name) => `kvtier_tier_${snake(name)}`),
+  ...all(listIn(node, /const tierGauges = /), /'(\w+)'/g).map((name) => `kvtier_tier_${snake(name)}`),
 ]);
 
 it('every metric stands in docs/metrics.md, and no other', () => {

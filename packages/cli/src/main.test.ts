@@ -1,4 +1,5 @@
 /** What the command says at once, and when it runs. */
+import { version } from '@kvtier/telemetry/version';
 import { afterEach, expect, it, vi } from 'vitest';
 import { main, saidAtOnce } from './main.ts';
 
@@ -18,6 +19,9 @@ afterEach(() => {
 
 it.each([
   [['up', '--help'], 0, 'kvtier up: the whole system', ''],
+  [['--version'], 0, `kvtier ${version}\n$`, ''],
+  [['-v'], 0, `kvtier ${version}\n$`, ''],
+  [['up', '--version'], 0, `kvtier ${version}\n$`, ''],
   [['--help'], 0, 'kvtier: a persistent KV-cache tier', ''],
   [[], 1, 'kvtier: a persistent KV-cache tier', ''],
   [['up', '--prot', '3'], 1, '', 'kvtier: --prot: unknown option; did you mean --port?\n'],

@@ -1,11 +1,13 @@
 /** The `kvtier` command. `main` returns the exit code; every failure of the world is one line on stderr. */
-import { KvError } from '@kvtier/errors';
-import { nearest, parseUp, upHelp } from './options.ts';
+import { KvError, nearest } from '@kvtier/errors';
+import { version } from '@kvtier/telemetry/version';
+import { parseUp, upHelp } from './options.ts';
 
 const help = `kvtier: a persistent KV-cache tier for LLM inference
 
   kvtier up [OPTIONS]      the whole system on this machine (kvtier up --help)
   kvtier demo [--json]     cold, warm and after SIGKILL: the same answers, a fraction of the time
+  kvtier --version
 `;
 
 const commands: Readonly<Record<string, () => Promise<{ run(args: readonly string[]): Promise<number> }>>> = {
@@ -17,8 +19,12 @@ export async function main(args: readonly string[]): Promise<number> {
   return (await saidAtOnce(args)) ?? (await failing(() => runOf(args)));
 }
 
-/** Help, or why the words make no sense: the exit code, for which nothing native is loaded; undefined: the command has to run. */
+/** Version, help, or why the words make no sense: the exit code, for which nothing native is loaded; undefined: the command has to run. */
 export async function saidAtOnce([name, ...rest]: readonly string[]): Promise<number | undefined> {
+  if (name === '-v' || name === '--version' || rest.includes('--version')) {
+    process.stdout.write(`kvtier ${version}\n`);
+    return 0;
+  }
   if (name === undefined || name === '--help' || name === '-h' || name === 'help') {
     process.stdout.write(help);
     return name === undefined ? 1 : 0;

@@ -193,5 +193,14 @@ describe('services', () => {
     expect(() => services(['--engines', '2'], { kvEvents: { endpoint: 'ipc:///x' } })).toThrow(
       '--node-config: with several engines kvtier up sets "kvEvents" itself; remove it',
     );
+    expect(() => services([], { quotas: { a: { arena: 65 * MiB } } })).toThrow(
+      `--node-config: quotas.a.arena: more than the ${64 * MiB} bytes of the arena`,
+    );
+    const membership = { redis: { servers: ['redis://127.0.0.1:6379'] }, name: 'n1' };
+    for (const [key, node] of Object.entries({ membership: { membership }, operations: { operations: {} } }))
+      expect(() => services(['--engines', '3', '--nodes', '2'], node)).toThrow(
+        `--node-config: "${key}" is of one node, and there would be 2; remove it, or ask for --nodes 1`,
+      );
+    expect(nodeOf(services(['--engines', '2'], { membership }), 'cache-node-0').membership?.name).toBe('n1');
   });
 });

@@ -8,7 +8,6 @@
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 import { formatBytes } from './bytes.ts';
-import { formerNodes } from './former-nodes.ts';
 import { arenaBudget, diskBudget, minArenaBytes, minDiskBytes, openDataDir } from './places.ts';
 
 export const maxEngines = 64;
@@ -64,6 +63,8 @@ export interface MemberOptions {
   readonly threads: number | null;
   readonly gpuShare: number | undefined;
   readonly dataDir: string;
+  /** Data folders of former nodes: what they have stored goes once these have started; absent: none. */
+  readonly leavingDirs?: readonly string[];
 }
 
 /** What this machine has. */
@@ -86,8 +87,7 @@ function planNodes({ nodes: count, engines, dataDir, ...options }: MemberOptions
     i === 0 ? dataDir : openDataDir(join(dataDir, `node-${i}`)),
   );
   const arena = arenaBudget(options.arenaBytes);
-  // What former nodes have stored goes once these have started.
-  const disk = diskBudget(options.diskBytes, dataDir, [...dataDirs, ...formerNodes(dataDir, count)]);
+  const disk = diskBudget(options.diskBytes, dataDir, dataDirs, options.leavingDirs);
   for (const { remark } of [arena, disk]) if (remark) remarks.push(remark);
   const each = (bytes: number, least: number, option: string): number => {
     if (bytes === 0 || count === 1) return bytes;

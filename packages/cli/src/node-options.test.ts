@@ -18,8 +18,8 @@ it('lays shared tiers and a file over what kvtier up makes', () => {
   expect(nodeOf('--redis', 'redis://10.0.0.5:6379')).toEqual({
     redis: { servers: ['redis://10.0.0.5:6379'], bytes: 2 ** 30 },
   });
-  expect(nodeOf('--s3', 'https://s3.example:9000/kv', '--s3-bytes', '2g')).toEqual({
-    s3: { endpoint: 'https://s3.example:9000', bucket: 'kv', bytes: 2 ** 31 },
+  expect(nodeOf('--s3', 'https://s3.example:9000/kv-blocks', '--s3-bytes', '2g')).toEqual({
+    s3: { endpoint: 'https://s3.example:9000', bucket: 'kv-blocks', bytes: 2 ** 31 },
   });
   const file = fileOf('a.json', { placement: { redis: { codec: 'lz4' } } });
   expect(nodeOf('--node-config', file, '--redis', 'unix:/run/redis.sock', '--redis-bytes', '64MiB')).toEqual({
@@ -53,6 +53,26 @@ it.each<[string, () => string[], RegExp]>([
     'what up sets',
     () => ['--node-config', fileOf('d', { disk: null })],
     /^--node-config: .*kvtier up sets "disk" itself/,
+  ],
+  [
+    'a key that nobody knows',
+    () => ['--node-config', fileOf('f', { placment: {} })],
+    /^--node-config: \S*f: unknown key "placment"; did you mean "placement"\?$/,
+  ],
+  [
+    'a tier that is not there',
+    () => ['--disk-bytes', '0', '--node-config', fileOf('h', { placement: { disk: {} } })],
+    /^--node-config: \S*h: placement\.disk: there is no disk tier/,
+  ],
+  [
+    'what a file lacks',
+    () => ['--s3', 'https://x:1/kv-blocks', '--node-config', fileOf('i', { redis: { bytes: 1 << 20 } })],
+    /^--node-config: \S*i: redis\.servers: is required$/,
+  ],
+  [
+    'a name that no bucket has',
+    () => ['--s3', 'https://x:1/Kv_Blocks'],
+    /^--s3: s3\.bucket: write the name of a bucket/,
   ],
   ['twice', () => ['--node-config', fileOf('e', { redis: {} }), '--redis', 'redis://x:1'], /^--redis: the file/],
   ['without a node', () => ['--no-tier', '--redis', 'redis://x:1'], /^--redis: there is no cache node with --no-tier/],

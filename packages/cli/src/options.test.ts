@@ -132,6 +132,7 @@ describe('kvtier up', () => {
     [['--toString'], '--toString: unknown option; see kvtier up --help'],
     [['-x'], '-x: unknown option; see kvtier up --help'],
     [['--data-dir', ''], '--data-dir: names no folder; name one, or leave it out'],
+    [['--data-dir', import.meta.filename], `--data-dir: ${import.meta.filename} is a file; name a folder`],
     [['--port', '70000'], '--port: "70000" is not a whole number from 0 to 65535'],
     [['--port', '80x'], '--port: "80x" is not a whole number from 0 to 65535'],
     [['--max-step-tokens', '8'], '--max-step-tokens: "8" is not a whole number from 16 to 65536'],

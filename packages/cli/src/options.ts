@@ -1,14 +1,17 @@
 /** The options of `kvtier up`. Unknown flags are refused with the nearest known one; every problem is one line. */
+import { statSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
-import { type EngineWorkerConfig, engineWorkerSchema } from '@kvtier/config';
-import { KvError } from '@kvtier/errors';
+import { cacheNodeSchema, configProblem, type EngineWorkerConfig, engineWorkerSchema } from '@kvtier/config';
+import { KvError, nearest } from '@kvtier/errors';
 import { cacheDir } from '@kvtier/model';
 import { type ApiServerPlace, apiFlagTypes, apiHelp, apiServerPlace } from './api-options.ts';
 import { parseBytes } from './bytes.ts';
 import { type GpuFlags, gpuFlags } from './gpu-options.ts';
 import { maxEngines, maxNodes } from './members.ts';
-import { type NodeOverrides, nodeOverrides } from './node-options.ts';
+import { type NodeFlags, type NodeOverrides, nodeOverrides } from './node-options.ts';
+
+export { nearest } from '@kvtier/errors';
 
 export interface UpOptions {
   readonly port: number;
@@ -180,7 +183,7 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     dedupBlocks: values.dedup === true,
     maxPinnedBlocks: pinned === undefined ? 0 : whole(pinned, '--pinned-blocks', 0, 2 ** 31),
     loads,
-    node: nodeOverrides(values),
+    node: checkedOverrides(values),
     jsonLog,
     logLevel,
   };
@@ -220,10 +223,34 @@ function nodeCount(text: string | undefined, engines: number, apart: boolean): n
   throw new KvError('CONFIG', `--nodes: ${nodes} nodes are more than engines (${engines}); ${remedy}`);
 }
 
+/** What the node would refuse is told before anything is made; what depends on the size of its arena, when that is known (services.ts). */
+function checkedOverrides(values: NodeFlags & { readonly 'disk-bytes'?: string }): NodeOverrides {
+  const node = nodeOverrides(values);
+  const disk = values['disk-bytes'] === '0' ? null : { bytes: 2 ** 30 };
+  const own = { socketPath: '/', dataDir: '/', arena: { bytes: Number.MAX_SAFE_INTEGER }, disk };
+  const problem = configProblem(cacheNodeSchema, { ...own, ...node });
+  if (problem === undefined) return node;
+  const path = problem.path.join('.');
+  const option = (['redis', 's3', 'group'] as const).find(
+    (name) => name === problem.path[0] && values[name] !== undefined,
+  );
+  const source = option === undefined ? `--node-config: ${values['node-config']}` : `--${option}`;
+  throw new KvError('CONFIG', `${source}: ${path === '' ? '' : `${path}: `}${problem.what}`);
+}
+
 /** An empty name is that of a variable that is not set, not this folder. */
 function dataDirOf(dir = cacheDir()): string {
-  if (dir !== '') return dir;
-  throw new KvError('CONFIG', '--data-dir: names no folder; name one, or leave it out');
+  if (dir === '') throw new KvError('CONFIG', '--data-dir: names no folder; name one, or leave it out');
+  if (!isFile(dir)) return dir;
+  throw new KvError('CONFIG', `--data-dir: ${dir} is a file; name a folder`);
+}
+
+function isFile(path: string): boolean {
+  try {
+    return !statSync(path).isDirectory();
+  } catch {
+    return false; // what else there is about it is told when it is opened
+  }
 }
 
 function withoutNodes(text: string | undefined): 0 {
@@ -255,25 +282,4 @@ export function parseFlags<const F extends NonNullable<Flags>>(args: readonly st
     if (unknown !== undefined) throw new KvError('CONFIG', `${unknown}: unknown option; see ${help}`);
     throw new KvError('CONFIG', `${(error as Error).message.split('\n')[0]!.replace(/\.$/, '')}; see ${help}`);
   }
-}
-
-/** The candidate within two edits of `word` (or that starts with it), if any. */
-export function nearest(word: string, candidates: readonly string[]): string | undefined {
-  const scored = candidates.map((name) => ({
-    name,
-    edits: name.startsWith(word) && word.length > 1 ? 0 : editDistance(word, name),
-  }));
-  return scored.filter(({ edits }) => edits <= 2).sort((a, b) => a.edits - b.edits)[0]?.name;
-}
-
-function editDistance(a: string, b: string): number {
-  let row = Array.from({ length: b.length + 1 }, (_, i) => i);
-  for (let i = 1; i <= a.length; i++) {
-    const next = [i];
-    for (let j = 1; j <= b.length; j++) {
-      next[j] = Math.min(row[j]! + 1, next[j - 1]! + 1, row[j - 1]! + (a[i - 1] === b[j - 1] ? 0 : 1));
-    }
-    row = next;
-  }
-  return row[b.length]!;
 }

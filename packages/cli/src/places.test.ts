@@ -1,4 +1,4 @@
-import { mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { placeId } from '@kvtier/data-plane/places';
@@ -28,16 +28,39 @@ describe('budgets', () => {
   });
 
   it('counts what the data folder holds already as free for the disk tier', () => {
-    expect(diskBudget(null, '/d', [], 100 * GiB, 0)).toEqual({ bytes: 8 * GiB });
-    expect(diskBudget(null, '/d', [], 2 * GiB, 8 * GiB)).toEqual({ bytes: 8 * GiB });
-    expect(diskBudget(null, '/d', [], GiB, 0)).toEqual({
+    expect(diskBudget(null, '/d', [], [], 100 * GiB, 0)).toEqual({ bytes: 8 * GiB });
+    expect(diskBudget(null, '/d', [], [], 2 * GiB, 8 * GiB)).toEqual({ bytes: 8 * GiB });
+    expect(diskBudget(null, '/d', [], [], GiB, 0)).toEqual({
       bytes: 819 * MiB,
       remark: 'disk tier of 819 MiB: only 1 GiB free there',
     });
-    expect(() => diskBudget(null, '/d', [], 10 * MiB, 0)).toThrow(/^\/d: only 10 MiB free, the disk tier needs 64 MiB/);
-    expect(() => diskBudget(2 * GiB, '/d', [], GiB, 0)).toThrow(
+    expect(() => diskBudget(null, '/d', [], [], 10 * MiB, 0)).toThrow(
+      /^\/d: only 10 MiB free, the disk tier needs 64 MiB/,
+    );
+    expect(() => diskBudget(2 * GiB, '/d', [], [], GiB, 0)).toThrow(
       /--disk-bytes: 2 GiB is more than the disk of \/d has free/,
     );
+  });
+});
+
+describe('the disk budget beside former nodes', () => {
+  it('takes their bytes for free where they are asked for, and not where it is chosen', () => {
+    const [node, lone] = [join(folder, 'node-1'), join(folder, 'node-2')];
+    for (const dir of [node, lone]) mkdirSync(join(dir, 'segments'), { recursive: true });
+    writeFileSync(join(node, 'segments', 'bytes'), Buffer.alloc(2 * MiB));
+    const chosen = (leaving: string[]) => diskBudget(null, folder, [], leaving, 100 * MiB, 0).bytes;
+    expect([chosen([]), chosen([node, lone])]).toEqual([80 * MiB, 80 * MiB]);
+    expect(diskBudget(101 * MiB, folder, [], [node], 100 * MiB, 0).bytes).toBe(101 * MiB);
+    expect(() => diskBudget(101 * MiB, folder, [], [lone], 100 * MiB, 0)).toThrow('has free (100 MiB)');
+    const [far, elsewhere] = [join(folder, 'node-3'), mkdtempSync('/dev/shm/kvtier-places-')];
+    symlinkSync(elsewhere, far);
+    try {
+      mkdirSync(join(far, 'segments'));
+      writeFileSync(join(far, 'segments', 'bytes'), Buffer.alloc(2 * MiB));
+      expect(() => diskBudget(101 * MiB, folder, [], [far], 100 * MiB, 0)).toThrow('has free (100 MiB)');
+    } finally {
+      rmSync(elsewhere, { recursive: true });
+    }
   });
 });
 

@@ -134,21 +134,24 @@ export function arenaBudget(asked: number | null, freeBytes = freeBytesOf(arenaD
 
 /**
  * Disk bytes: as asked, else 8 GiB or 80 % of what is free for us. `ownDirs`: data folders of the nodes that share them. `ownBytes`:
- * what their disk tiers hold already; it counts as free, because it is within the same cap. @throws KvError CONFIG
+ * what their disk tiers hold already; it counts as free, because it is within the same cap. `leavingDirs`: of former nodes; their bytes
+ * lie there until these have started, and so nothing is chosen that needs them; what is asked for may. @throws KvError CONFIG
  */
 export function diskBudget(
   asked: number | null,
   dataDir: string,
   ownDirs: readonly string[] = [dataDir],
+  leavingDirs: readonly string[] = [],
   freeBytes = freeBytesOf(dataDir),
   ownBytes = ownDirs.reduce((bytes, dir) => bytes + bytesBelow(join(dir, 'segments')), 0),
 ): Budget {
   const available = freeBytes + ownBytes;
   if (asked !== null) {
-    if (asked > available) {
+    const soon = available + leavingBytes(leavingDirs, dataDir);
+    if (asked > soon) {
       throw new KvError(
         'CONFIG',
-        `--disk-bytes: ${formatBytes(asked)} is more than the disk of ${dataDir} has free (${formatBytes(available)}); ask for less`,
+        `--disk-bytes: ${formatBytes(asked)} is more than the disk of ${dataDir} has free (${formatBytes(soon)}); ask for less`,
       );
     }
     return { bytes: asked };
@@ -174,6 +177,12 @@ function freeBytesOf(dir: string): number {
   } catch (error) {
     throw new KvError('SETUP', `${dir}: cannot be examined (${(error as Error).message}); is it mounted?`);
   }
+}
+
+/** A folder that is a link or a mount point may lie on another disk. */
+function leavingBytes(dirs: readonly string[], dataDir: string): number {
+  const here = dirs.filter((dir) => statSync(dir).dev === statSync(dataDir).dev);
+  return here.reduce((bytes, dir) => bytes + bytesBelow(join(dir, 'segments')), 0);
 }
 
 /** Nobody else changes the folder: it is ours by the lock. */

@@ -1,6 +1,13 @@
 /** The services of a system on one machine with their configuration, from its members: API server, engines, nodes. Pure. */
 import { join } from 'node:path';
-import type { CacheNodeInput, CoordinatorInput, EngineWorkerInput, EventSource } from '@kvtier/config';
+import {
+  type CacheNodeInput,
+  type CoordinatorInput,
+  cacheNodeSchema,
+  configProblem,
+  type EngineWorkerInput,
+  type EventSource,
+} from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import type { EngineMember, Members, NodeMember } from './members.ts';
 import type { UpOptions } from './options.ts';
@@ -27,7 +34,7 @@ export const secretFile = (runDir: string): string => join(runDir, 'peer-secret'
 export function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
   const { engines, nodes } = plan.members;
   const several = engines.length > 1;
-  if (several) refuseOwn(options);
+  if (several) refuseOwn(options, nodes.length);
   const socket = (kind: string, i: number): string => join(plan.runDir, `${kind}${several ? `-${i}` : ''}.sock`);
   const engineAddress = (i: number): string => `unix:${socket('engine', i)}`;
   const nodeSocket = (i: number): string => socket('node', i);
@@ -69,13 +76,18 @@ export function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
       }),
     ),
     ...nodes.map((member, i) =>
-      service(member.name, 'cache-node', 2, {
-        ...options.node,
-        ...nodeConfig(options, member),
-        socketPath: nodeSocket(i),
-        ...(several && { kvEvents: events('node', i) }),
-        ...(nodes.length > 1 && { peers: peersOf(plan, i) }),
-      }),
+      service(
+        member.name,
+        'cache-node',
+        2,
+        checked({
+          ...options.node,
+          ...nodeConfig(options, member),
+          socketPath: nodeSocket(i),
+          ...(several && { kvEvents: events('node', i) }),
+          ...(nodes.length > 1 && { peers: peersOf(plan, i) }),
+        }),
+      ),
     ),
   ];
 }
@@ -120,6 +132,13 @@ const nodeConfig = (options: UpOptions, member: NodeMember): Omit<CacheNodeInput
   logLevel: options.logLevel,
 });
 
+/** The node would refuse the same, by the name of a variable that nobody has written. @throws KvError CONFIG */
+function checked(config: CacheNodeInput): CacheNodeInput {
+  const problem = configProblem(cacheNodeSchema, config);
+  if (problem === undefined) return config;
+  throw new KvError('CONFIG', `--node-config: ${problem.path.join('.')}: ${problem.what}`);
+}
+
 /** Every other node of this system. */
 const peersOf = ({ peerPorts, runDir }: Plan, own: number): NonNullable<CacheNodeInput['peers']> => ({
   listen: { host, port: peerPorts[own]! },
@@ -128,9 +147,15 @@ const peersOf = ({ peerPorts, runDir }: Plan, own: number): NonNullable<CacheNod
 });
 
 /** What several nodes cannot all have. @throws KvError CONFIG */
-function refuseOwn({ node }: UpOptions): void {
+function refuseOwn({ node }: UpOptions, nodeCount: number): void {
   for (const key of ['peers', 'kvEvents'] as const) {
     if (node[key] === undefined || node[key] === null) continue;
     throw new KvError('CONFIG', `--node-config: with several engines kvtier up sets "${key}" itself; remove it`);
+  }
+  if (nodeCount < 2) return;
+  for (const key of ['membership', 'operations'] as const) {
+    if (node[key] == null) continue;
+    const why = `"${key}" is of one node, and there would be ${nodeCount}`;
+    throw new KvError('CONFIG', `--node-config: ${why}; remove it, or ask for --nodes 1`);
   }
 }

@@ -14,7 +14,7 @@ import { native } from '@kvtier/data-plane';
 import { removeStaleArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
 import { resolveModel } from '@kvtier/model';
-import { formerNodes, removeFormerNode } from './former-nodes.ts';
+import { FormerNodes } from './former-nodes.ts';
 import { type Members, planMembers } from './members.ts';
 import type { UpOptions } from './options.ts';
 import { arenaDir, openDataDir, openRunDir } from './places.ts';
@@ -60,6 +60,8 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
   const lock = lockDataDir(dataDir);
   let runDir: string | undefined;
   let nodeDirs: readonly string[] = [dataDir];
+  let former: FormerNodes | undefined;
+  let supervisor: Supervisor | undefined;
   const cleanUp = (): void => {
     if (runDir) rmSync(runDir, { recursive: true, force: true });
     for (const dir of nodeDirs) removeStaleArenas(dir, arenaDir);
@@ -69,20 +71,24 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
     runDir = openRunDir(dataDir, process.env, readGroup(options.node.group ?? null));
     removeStaleArenas(dataDir, arenaDir);
     const model = await resolveModel(options.model, quarters(events.onEvent));
-    const members = membersOf(options, dataDir, events);
+    // One without a tier removes nothing.
+    if (options.tier) former = new FormerNodes(dataDir, options.nodes, events.onEvent);
+    const members = membersOf(options, dataDir, former?.dirs ?? [], events);
     for (const node of members.nodes) removeStaleArenas(node.dataDir, arenaDir);
     nodeDirs = members.nodes.map((node) => node.dataDir);
     const isShared = members.nodes.length > 1;
     const peerPorts = isShared ? await lastingPorts(host, members.nodes.length) : [];
     if (isShared) writeFileSync(secretFile(runDir), randomBytes(48).toString('base64'), { mode: 0o600 });
     const services = planServices(options, { port, runDir, model, members, peerPorts });
-    const supervisor = new Supervisor({ services, ...events });
-    const onAbort = (): void => void supervisor.stop();
+    const running = new Supervisor({ services, ...events });
+    supervisor = running;
+    const onAbort = (): void => void running.stop();
     abort?.throwIfAborted();
     abort?.addEventListener('abort', onAbort, { once: true });
-    const ready = await supervisor.start();
+    const ready = await running.start();
     abort?.removeEventListener('abort', onAbort);
-    dropFormerNodes(options, dataDir, events);
+    // Not before: a start that is refused removes nothing.
+    former?.remove(arenaDir);
     return {
       url: String(ready.get('coordinator')!.url),
       model,
@@ -92,14 +98,17 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
       engines: members.engines.length,
       prefillEngines: options.prefillEngines,
       nodes: members.nodes.length,
-      pids: () => supervisor.pids(),
-      kill: () => supervisor.kill(),
+      pids: () => running.pids(),
+      kill: () => running.kill(),
       stop: async () => {
-        await supervisor.stop();
+        await running.stop();
         cleanUp();
       },
     };
   } catch (error) {
+    former?.release();
+    // Whatever failed: what they work with stays until they have ended.
+    await supervisor?.stop();
     cleanUp();
     throw abort?.aborted ? new KvError('CANCELLED', 'the start was interrupted') : error;
   }
@@ -129,22 +138,12 @@ function lockDataDir(dataDir: string): number {
 }
 
 /** What this machine has, divided among the members. @throws KvError CONFIG */
-function membersOf(options: UpOptions, dataDir: string, events: SystemEvents): Members {
+function membersOf(options: UpOptions, dataDir: string, leavingDirs: readonly string[], events: SystemEvents): Members {
   const machine = { cores: availableParallelism(), freeMemoryBytes: process.availableMemory() };
   const gpuShare = options.gpu.memoryUtilization;
-  const members = planMembers({ ...options, gpuShare, dataDir }, machine);
+  const members = planMembers({ ...options, gpuShare, dataDir, leavingDirs }, machine);
   for (const remark of members.remarks) events.onEvent(remark);
   return members;
-}
-
-/** Once these have started: a start that is refused removes nothing, nor does one without a tier. */
-function dropFormerNodes(options: UpOptions, dataDir: string, events: SystemEvents): void {
-  if (!options.tier) return;
-  for (const dir of formerNodes(dataDir, options.nodes)) {
-    removeStaleArenas(dir, arenaDir);
-    removeFormerNode(dir);
-    events.onEvent(`${dir}: there is no such node any more; removed what it had stored`);
-  }
 }
 
 const sum = (values: readonly number[]): number => values.reduce((all, each) => all + each, 0);

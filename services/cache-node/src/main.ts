@@ -3,11 +3,11 @@ import { cacheNodeSchema, readGroup, readKvEventsCurve, readPeerCredentials, rea
 import { openCacheNode } from '@kvtier/node';
 import { failpointFromEnv } from '@kvtier/placement';
 import { systemClock } from '@kvtier/runtime';
-import { createLogger, refusedRenewals, runService, tellRenewed } from '@kvtier/telemetry';
+import { refusedRenewals, runService, serviceLogger, tellRenewed } from '@kvtier/telemetry';
 
-runService('cache-node', async () => {
-  const config = readServiceConfig(cacheNodeSchema);
-  const log = createLogger('cache-node', config.logLevel);
+runService('cache-node', async ({ configFile }) => {
+  const config = readServiceConfig(cacheNodeSchema, configFile);
+  const log = serviceLogger('cache-node', config.logLevel);
   const [peering, events, failpoint] = [config.peers, config.kvEvents, failpointFromEnv(process.env)];
   const security = peering && readPeerCredentials(peering.security, tellRenewed(log, 'peers: certificate or secret'));
   const curve = events && readKvEventsCurve(events, tellRenewed(log, 'KV events: keys'));

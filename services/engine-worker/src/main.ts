@@ -1,10 +1,12 @@
-/** The engine worker: one model, served over gRPC, with or without a cache node beside it. */
-import { engineWorkerSchema, readServiceConfig } from '@kvtier/config';
+/** The engine worker: one model, served over gRPC, with or without a cache node beside it (docs/engine-worker.md). */
+import { checkSocketFolder, engineWorkerSchema, readServiceConfig } from '@kvtier/config';
 import { createConnector } from '@kvtier/session-client';
-import { createLogger, runService } from '@kvtier/telemetry';
+import { runService, serviceLogger } from '@kvtier/telemetry';
 import { startWorker } from '@kvtier/worker';
 
-runService('engine-worker', async () => {
-  const config = readServiceConfig(engineWorkerSchema);
-  return await startWorker(config, createLogger('engine-worker', config.logLevel), createConnector);
+runService('engine-worker', async ({ configFile }) => {
+  const config = readServiceConfig(engineWorkerSchema, configFile);
+  const logger = serviceLogger('engine-worker', config.logLevel);
+  checkSocketFolder('listen', config.listen);
+  return await startWorker(config, logger, createConnector);
 });

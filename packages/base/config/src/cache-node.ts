@@ -6,6 +6,7 @@ import * as z from 'zod';
 import { groupSchema } from './group.ts';
 import { nodeEventsSchema } from './kv-events.ts';
 import { nodeMembershipSchema } from './membership.ts';
+import { nodeOperationsSchema } from './operations.ts';
 import { peersSchema } from './peer.ts';
 import { redisSchema } from './redis.ts';
 import { s3Schema } from './s3.ts';
@@ -100,6 +101,8 @@ export const cacheNodeSchema = z
     kvEvents: nodeEventsSchema.nullable().default(null),
     /** Its place in the list of members in Redis; null: it is not announced. */
     membership: nodeMembershipSchema,
+    /** Where probes and scrapes ask; null: nothing listens. */
+    operations: nodeOperationsSchema.nullable().default(null),
     logLevel,
   })
   .superRefine((node, context) => {

@@ -1,10 +1,10 @@
-/** The coordinator's configuration (docs/operating.md, "Several workers"). */
+/** The coordinator's configuration (docs/coordinator.md). */
 import * as z from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
 import { discoverySchema } from './discovery.ts';
 import { endpointPickerSchema } from './endpoint-picker.ts';
 import { eventAccessSchema } from './event-access.ts';
-import { checkHttpListener, httpHost, port, serverTlsSchema } from './listener.ts';
+import { checkHttpListener, httpHost, isGrpcAddress, port, serverTlsSchema } from './listener.ts';
 import { operationsSchema } from './operations.ts';
 import { plannerSchema } from './planner.ts';
 import { podHandOffSchema } from './pod-handoff.ts';
@@ -43,7 +43,7 @@ const parts = z.strictObject({
   /** Probes and metrics on a listener of their own; null: only at the API server. */
   operations: operationsSchema.nullable().default(null),
   /** gRPC address of the only engine worker; instead of `discovery`. */
-  engine: z.string().min(1).optional(),
+  engine: z.string().refine(isGrpcAddress, 'write unix:/PATH or HOST:PORT').optional(),
   /** How workers and cache nodes are found. */
   discovery: discoverySchema.optional(),
   /** For workers beyond loopback. null: there are none. */
@@ -120,6 +120,13 @@ const parts = z.strictObject({
 export const coordinatorSchema = parts.superRefine((value, context) =>
   checkHttpListener(value, context, "the clients'"),
 );
+/** As a process reads it: whole, while who puts a coordinator together may name the workers later. */
+export const coordinatorServiceSchema = coordinatorSchema.superRefine(({ engine, discovery }, context) => {
+  const issue = (key: string, message: string): void => context.addIssue({ code: 'custom', path: [key], message });
+  if (engine === undefined && discovery === undefined)
+    issue('engine', 'is missing, and so is "discovery": name one engine worker, or how workers are found');
+  if (engine !== undefined && discovery !== undefined) issue('discovery', 'there is "engine", too; give one of them');
+});
 export type CoordinatorConfig = z.infer<typeof coordinatorSchema>;
 /** As it is written: what has a default may be left out. */
 export type CoordinatorInput = z.input<typeof coordinatorSchema>;

@@ -24,6 +24,15 @@ it('the pod in infra/kubernetes is configured as the schema has it', () => {
   const json = /KVTIER_CONFIG\n\s+value: \|\n([\s\S]*?\n {12}\})/.exec(text)![1]!;
   const config = parseConfig(cacheNodeSchema, JSON.parse(json), 'test');
   expect(config).toMatchObject({ group: 2000, socketPath: '/kvtier/run/node.sock', arena: { dir: '/kvtier' } });
+  const { host, port, trustedNetwork } = config.operations!;
+  expect([host, trustedNetwork]).toEqual(['0.0.0.0', true]); // a kubelet asks from outside of the pod, and shows nothing
+  expect(text).toContain(`{ name: operations, containerPort: ${port} }`);
+  expect(text).toContain(`prometheus.io/port: "${port}"`);
+  const probes = [...text.matchAll(/(\w+)Probe:\n +httpGet: \{ path: (\S+), port: operations \}/g)];
+  expect(probes.map(([, probe, path]) => [probe, path])).toEqual([
+    ['startup', '/health/ready'],
+    ['liveness', '/health/live'],
+  ]);
   expect(text).toContain(`supplementalGroups: [${config.group}]`);
   expect(text).toContain(`"socket": "${config.socketPath}", "group": "${config.group}"`);
 });

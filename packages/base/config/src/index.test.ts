@@ -2,7 +2,15 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
-import { cacheNodeSchema, coordinatorSchema, engineWorkerSchema, parseConfig, readServiceConfig } from './index.ts';
+import {
+  cacheNodeSchema,
+  checkSocketFolder,
+  coordinatorSchema,
+  coordinatorServiceSchema,
+  engineWorkerSchema,
+  parseConfig,
+  readServiceConfig,
+} from './index.ts';
 
 const folder = mkdtempSync(join(tmpdir(), 'kvtier-config-'));
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
@@ -24,6 +32,7 @@ describe('defaults', () => {
       quotas: {},
       kvEvents: null,
       membership: null,
+      operations: null,
       logLevel: 'info',
     });
     expect(parseConfig(cacheNodeSchema, { ...node, disk: null }, 'test').disk).toBeNull();
@@ -33,6 +42,7 @@ describe('defaults', () => {
     const parsed = parseConfig(engineWorkerSchema, worker, 'test');
     expect(parsed.maxStepTokens).toBeUndefined();
     expect(parsed).toMatchObject({
+      backend: 'auto',
       blockTokens: 16,
       hashAlgorithm: 'sha256_cbor',
       hashSeed: 'vllm-none-hash',
@@ -86,37 +96,67 @@ describe('one line for the first problem, with its path', () => {
   });
 });
 
-describe('where a service finds its configuration', () => {
-  const argv = (...rest: string[]): string[] => ['node', 'main.ts', ...rest];
+describe('addresses', () => {
+  const listens = (listen: string) => () => parseConfig(engineWorkerSchema, { ...worker, listen }, 'test');
 
+  it.each(['unix:/run/e.sock', '127.0.0.1:0', 'host-3.example:8452', '[::1]:8452'])('%s is one', (listen) =>
+    expect(listens(listen)().listen).toBe(listen),
+  );
+
+  it.each(['8452', 'unix:', 'host', 'host:', '::1:8452', 'http://host:1', '/run/e.sock'])('%j is none', (listen) => {
+    expect(listens(listen)).toThrow('test: listen: write unix:/PATH or HOST:PORT; correct it and start again');
+    expect(() => parseConfig(coordinatorSchema, { port: 0, engine: listen }, 'test')).toThrow(
+      /^test: engine: write unix:/,
+    );
+  });
+
+  it('a socket in a folder that is not there is told by what was written', () => {
+    const address = `unix:${folder}/nope/e.sock`;
+    expect(() => checkSocketFolder('listen', address)).toThrow(
+      `listen: ${address}: folder ${folder}/nope does not exist; make it, or name another`,
+    );
+    for (const there of [`unix:${folder}/e.sock`, 'nope/x:1'])
+      expect(() => checkSocketFolder('listen', there)).not.toThrow();
+  });
+});
+
+it('a coordinator that starts has workers, in one way', () => {
+  const of = (more: object) => () => parseConfig(coordinatorServiceSchema, { port: 0, ...more }, 'test');
+  expect(of({})).toThrow(
+    'test: engine: is missing, and so is "discovery": name one engine worker, or how workers are found; correct',
+  );
+  expect(of({ engine: 'unix:/e', discovery: { kind: 'static' } })).toThrow('test: discovery: there is "engine", too');
+  expect(of({ discovery: { kind: 'static' } })().discovery).toMatchObject({ kind: 'static' });
+});
+
+describe('where a service finds its configuration', () => {
   it('a file on the command line goes before the environment', () => {
     const file = join(folder, 'node.json');
     writeFileSync(file, JSON.stringify({ ...node, dataDir: '/from-file' }));
     const env = { KVTIER_CONFIG: JSON.stringify({ ...node, dataDir: '/from-env' }) };
-    expect(readServiceConfig(cacheNodeSchema, argv('--config', file), env).dataDir).toBe('/from-file');
-    expect(readServiceConfig(cacheNodeSchema, argv(), env).dataDir).toBe('/from-env');
+    expect(readServiceConfig(cacheNodeSchema, file, env).dataDir).toBe('/from-file');
+    expect(readServiceConfig(cacheNodeSchema, undefined, env).dataDir).toBe('/from-env');
   });
 
   it('says what is wrong with either', () => {
     const broken = join(folder, 'broken.json');
     writeFileSync(broken, '{');
     const read =
-      (args: string[], env: NodeJS.ProcessEnv = {}) =>
+      (file: string | undefined, env: NodeJS.ProcessEnv = {}) =>
       () =>
-        readServiceConfig(cacheNodeSchema, args, env);
-    expect(read(argv())).toThrow('command line: no configuration; give --config FILE (JSON)');
-    expect(read(argv('--config'))).toThrow('command line: --config needs a file name');
-    expect(read(argv('--config', join(folder, 'none')))).toThrow(/none: cannot be read \(ENOENT/);
-    expect(read(argv('--config', broken))).toThrow(/broken\.json: not valid JSON/);
-    expect(read(argv(), { KVTIER_CONFIG: 'x' })).toThrow(/^KVTIER_CONFIG: not valid JSON/);
-    expect(read(argv(), { KVTIER_CONFIG: '{"a": 1' })).toThrow(/^KVTIER_CONFIG: not valid JSON/);
+        readServiceConfig(cacheNodeSchema, file, env);
+    expect(read(undefined)).toThrow('command line: no configuration; give --config FILE (JSON)');
+    expect(read(join(folder, 'none'))).toThrow(/none: cannot be read \(ENOENT/);
+    expect(read(broken)).toThrow(/broken\.json: not valid JSON/);
+    expect(read(undefined, { KVTIER_CONFIG: 'x' })).toThrow(/^KVTIER_CONFIG: not valid JSON/);
+    expect(read(undefined, { KVTIER_CONFIG: '{"a": 1' })).toThrow(/^KVTIER_CONFIG: not valid JSON/);
     // V8 quotes what it reads.
     for (const text of [
       '{"redis":{"password":hunter2hunter2}}',
       '{"secretAccessKey":"hunter2" "hunter2"}',
       '{\n "a": "hunter2\n"}',
     ])
-      expect(read(argv(), { KVTIER_CONFIG: text })).toThrow(
+      expect(read(undefined, { KVTIER_CONFIG: text })).toThrow(
         /^KVTIER_CONFIG: not valid JSON( \(line \d, column \d+\))?; correct it$/,
       );
   });

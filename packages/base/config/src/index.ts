@@ -9,7 +9,9 @@ import { bytes, logLevel } from './cache-node.ts';
 import { groupSchema } from './group.ts';
 import { parseJson } from './json.ts';
 import { kvEventsSchema } from './kv-events.ts';
+import { isGrpcAddress } from './listener.ts';
 import { workerMembershipSchema } from './membership.ts';
+import { parseConfig } from './parse.ts';
 import { workerTlsSchema } from './worker-access.ts';
 
 export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
@@ -17,6 +19,7 @@ export {
   type CoordinatorConfig,
   type CoordinatorInput,
   coordinatorSchema,
+  coordinatorServiceSchema,
   routingPolicyNames,
   splitModes,
 } from './coordinator.ts';
@@ -42,7 +45,7 @@ export {
 export { groupSchema, readGroup } from './group.ts';
 export { parseJson } from './json.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
-export { isLoopback, type ServerTlsConfig, serverTlsSchema } from './listener.ts';
+export { checkSocketFolder, isLoopback, type ServerTlsConfig, serverTlsSchema } from './listener.ts';
 export {
   curveKey,
   type EventSource,
@@ -56,10 +59,12 @@ export {
   workerRecordSchema,
 } from './membership.ts';
 export { type OperationsConfig, operationsSchema } from './operations.ts';
+export { type ConfigProblem, configProblem, parseConfig } from './parse.ts';
 export { readPeerCredentials } from './peer.ts';
 export { type PlannerConfig, plannerSchema, type ScalerConfig } from './planner.ts';
 export { type PodHandOffConfig, podHandOffSchema } from './pod-handoff.ts';
 export { type MemberServers, memberServersSchema } from './redis.ts';
+export { keyPaths } from './schema-keys.ts';
 export {
   WorkerAccess,
   type WorkerAccessConfig,
@@ -71,7 +76,7 @@ export const engineWorkerSchema = z.strictObject({
   modelDir: z.string().min(1),
   servedName: z.string().min(1),
   /** gRPC address, "unix:/path" or "host:port"; beyond loopback only with `tls`. */
-  listen: z.string().min(1),
+  listen: z.string().refine(isGrpcAddress, 'write unix:/PATH or HOST:PORT'),
   tls: workerTlsSchema.nullable().default(null),
   /** Unix socket of the cache node; null: no tier. */
   cacheNodeSocket: z.string().min(1).nullable(),
@@ -83,7 +88,7 @@ export const engineWorkerSchema = z.strictObject({
   /** Bytes of the engine's own KV block pool; absent: 256 MiB on the CPU, the share `gpu.memoryUtilization` on a GPU. */
   kvBytes: bytes.optional(),
   /** What runs the model; auto: a GPU where there is one, else the CPU. `cuda-emulated` is for tests. */
-  backend: z.enum(['auto', 'cpu', 'cuda', 'cuda-emulated']).default('cpu'),
+  backend: z.enum(['auto', 'cpu', 'cuda', 'cuda-emulated']).default('auto'),
   /** Read by backend cuda only. */
   gpu: z
     .strictObject({
@@ -162,21 +167,9 @@ export type EngineWorkerConfig = z.infer<typeof engineWorkerSchema>;
 /** As it is written: what has a default may be left out. */
 export type EngineWorkerInput = z.input<typeof engineWorkerSchema>;
 
-/** One line for the first problem, with its path; KvError CONFIG. */
-export function parseConfig<T>(schema: z.ZodType<T>, value: unknown, source: string): T {
-  const result = schema.safeParse(value);
-  if (result.success) return result.data;
-  const issue = result.error.issues[0]!;
-  const where = issue.path.length > 0 ? issue.path.join('.') : 'top level';
-  throw new KvError('CONFIG', `${source}: ${where}: ${issue.message}; correct it and start again`);
-}
-
-/** Configuration of a service process, see the head of this file. */
-export function readServiceConfig<T>(schema: z.ZodType<T>, argv = process.argv, env = process.env): T {
-  const flag = argv.indexOf('--config');
-  if (flag !== -1) {
-    const file = argv[flag + 1];
-    if (!file) throw new KvError('CONFIG', 'command line: --config needs a file name');
+/** Configuration of a service process, see the head of this file. `file`: of its option --config. */
+export function readServiceConfig<T>(schema: z.ZodType<T>, file: string | undefined, env = process.env): T {
+  if (file !== undefined) {
     let text: string;
     try {
       text = readFileSync(file, 'utf8');

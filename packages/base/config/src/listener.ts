@@ -2,7 +2,10 @@
  * What listens on an address, and who gets in there. Invariant: beyond loopback it speaks TLS and asks who comes, for a certificate or a
  * key, unless the configuration says that the network is trusted.
  */
+import { existsSync } from 'node:fs';
 import { isIP } from 'node:net';
+import { dirname } from 'node:path';
+import { KvError } from '@kvtier/errors';
 import * as z from 'zod';
 
 export const milliseconds = z.number().int().min(1).max(86_400_000);
@@ -17,6 +20,17 @@ export const httpHost = z
   .refine((host) => host === 'localhost' || isIP(host) !== 0, 'an IP address, or localhost');
 export const isLoopback = (host: string): boolean =>
   host === '::1' || host === 'localhost' || /^(::ffff:)?127\.\d+\.\d+\.\d+$/.test(host);
+
+/** "unix:/PATH" or "HOST:PORT", where an engine worker listens or is reached. */
+export const isGrpcAddress = (address: string): boolean =>
+  /^(unix:.+|[^:/]+:\d{1,5}|\[[\da-fA-F:.]+\]:\d{1,5})$/.test(address);
+
+/** What a server makes on its way to the socket tells of a path that nobody has written. @throws KvError IO */
+export function checkSocketFolder(key: string, address: string): void {
+  const folder = address.startsWith('unix:') ? dirname(address.slice('unix:'.length)) : '/';
+  if (existsSync(folder)) return;
+  throw new KvError('IO', `${key}: ${address}: folder ${folder} does not exist; make it, or name another`);
+}
 
 /** Of a server. PEM files; they are read again when they change. */
 export const serverTlsSchema = z.strictObject({

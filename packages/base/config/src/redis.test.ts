@@ -13,7 +13,7 @@ it('needs servers and a budget; the rest has defaults', () => {
 });
 
 it.each([
-  ['an unknown key', { ...least, size: 1 }, 'test: top level: Unrecognized key: "size"; correct it and start again'],
+  ['an unknown key', { ...least, size: 1 }, 'test: top level: unknown key "size"; correct it and start again'],
   ['a URL of another scheme', { ...least, servers: ['http://a:1'] }, /servers\.0: write redis:\/\/host:port/],
   ['no server', { ...least, servers: [] }, /servers: /],
   ['a budget that holds nothing', { ...least, bytes: 1000 }, /bytes: /],

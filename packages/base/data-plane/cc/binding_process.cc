@@ -71,7 +71,6 @@ void KillAfter(const Napi::CallbackInfo& info) {
   const auto at = steady_clock::now() + milliseconds(info[0].As<Napi::Number>().Int64Value());
   const std::lock_guard lock(mutex);
   if (at >= earliest) return;
-  earliest = at;
   try {
     std::thread([at, line = info[1].As<Napi::String>().Utf8Value()] {
       std::this_thread::sleep_until(at);
@@ -80,6 +79,7 @@ void KillAfter(const Napi::CallbackInfo& info) {
   } catch (const std::system_error& error) {
     if (!HasTimerEnd(milliseconds(info[0].As<Napi::Number>().Int64Value()))) throw Napi::Error::New(info.Env(), NoThread(error));
   }
+  earliest = at;
 }
 
 void EndWithParent(const Napi::CallbackInfo& info) {

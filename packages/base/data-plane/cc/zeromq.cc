@@ -67,13 +67,18 @@ const Zmq& Zmq::Library() {
 
 namespace {
 
-// Of a context 1,023 by default. A receiver has three, with its monitor's two ends, and there are up to 1,024 workers and as many nodes.
+// Of a context by default.
+constexpr int kUsualSockets = 1023;
+// A receiver has three, with its monitor's two ends, and there are up to 1,024 workers and as many nodes.
 constexpr int kContextSockets = 3 * 2 * 1024 + 64;
 
 void* NewContext() {
   void* context = Zmq::Library().ctx_new();
   if (context == nullptr) throw std::runtime_error("ZeroMQ has no memory for a context");
-  if (Zmq::Library().ctx_set(context, Zmq::kMaxSockets, kContextSockets) != 0) throw std::runtime_error("ZeroMQ refuses its number of sockets");
+  // Some builds take fewer, as they poll: who has more sources than that has, learns it of those that get no socket.
+  for (int sockets = kContextSockets; sockets > kUsualSockets; sockets /= 2) {
+    if (Zmq::Library().ctx_set(context, Zmq::kMaxSockets, sockets) == 0) break;
+  }
   return context;
 }
 

@@ -27,6 +27,8 @@ export interface Listed {
 export interface Look {
   readonly version: string;
   readonly count: number;
+  /** On the server's clock. */
+  readonly nowMs: number;
   /** undefined: as it was when `version` and `count` were read. */
   readonly members: readonly Listed[] | undefined;
 }
@@ -38,6 +40,10 @@ const nonsense = (what: string): KvError =>
 const textOf = (reply: unknown, what: string): string => {
   if (!Buffer.isBuffer(reply)) throw nonsense(what);
   return reply.toString('utf8');
+};
+const numberOf = (reply: unknown): number => {
+  if (!Number.isSafeInteger(reply)) throw nonsense('a number');
+  return reply as number;
 };
 const listOf = (reply: unknown, what: string): readonly unknown[] => {
   if (!Array.isArray(reply)) throw nonsense(what);
@@ -70,19 +76,18 @@ export class MemberList {
   }
 
   /** KvError when the server does not answer. */
-  async look(version: string, count: number): Promise<Look> {
-    const answer = listOf(await this.#run(readScript, [version, count]), 'an answer');
-    const [held, number, ids, texts] = [textOf(answer[0], 'a version'), answer[1], answer[2], answer[3]];
-    if (typeof number !== 'number' || !Number.isSafeInteger(number)) throw nonsense('a number');
-    if (answer.length === 2) return { version: held, count: number, members: undefined };
-    const records = listOf(texts, 'records');
-    const members = listOf(ids, 'ids').flatMap((id, index): Listed[] => {
+  async look(known: Pick<Look, 'version' | 'count'>): Promise<Look> {
+    const answer = listOf(await this.#run(readScript, [known.version, known.count]), 'an answer');
+    const [version, count, nowMs] = [textOf(answer[0], 'a version'), numberOf(answer[1]), numberOf(answer[2])];
+    if (answer.length === 3) return { version, count, nowMs, members: undefined };
+    const records = listOf(answer[4], 'records');
+    const members = listOf(answer[3], 'ids').flatMap((id, index): Listed[] => {
       const record = records[index];
       // A lease without a record, or one that nobody of ours wrote.
       if (!Buffer.isBuffer(record) || record.length > maxRecordBytes) return [];
       return [{ id: textOf(id, 'an id'), text: record.toString('utf8').slice(ownerLength) }];
     });
-    return { version: held, count: number, members };
+    return { version, count, nowMs, members };
   }
 
   /** After a failure: what is connected may be connected to nothing any more. */

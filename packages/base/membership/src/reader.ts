@@ -3,15 +3,16 @@
  * could be subscribed to, and a subscription that is dead looks like one with no news; a look costs its server some microseconds.
  *
  * Invariants: what comes out was parsed by the schemas, is bounded and sorted by name; members stay as they are while the servers
- * are away, and after that until they have had the time to come back: whose lease ended meanwhile could not renew it. They have it once,
- * however often the servers come and go.
+ * are away, and after that until they have had the time to come back (`missing.ts`): whose lease ended meanwhile could not renew it.
  */
 import type { MemberServers, Membership } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import type { RedisServers } from '@kvtier/redis';
 import type { Log } from '@kvtier/runtime';
 import { type Listed, MemberList } from './member-list.ts';
+import { Missing } from './missing.ts';
 import { type Parsed, parseRecord } from './record.ts';
+import { ServerClock } from './server-clock.ts';
 import { Wakeable } from './wakeable.ts';
 
 export interface MemberReaderOptions {
@@ -24,11 +25,10 @@ export interface MemberReaderOptions {
   readonly log: Log;
 }
 
-/** After the servers were away: a member has reached them again by then. */
-const graceMs = 2_000;
-
 interface Member extends Listed {
   readonly parsed: Parsed;
+  /** It said that it drains. */
+  readonly isLeaving: boolean;
 }
 
 export class MemberReader {
@@ -36,19 +36,17 @@ export class MemberReader {
   readonly #list: MemberList;
   readonly #pause = new Wakeable();
   readonly #running: Promise<void>;
-  #version = '';
-  #count = -1;
+  #known = { version: '', count: -1 };
   /** By id: those whose lease lasts, and those that were told last. */
   #live: ReadonlyMap<string, Member> = new Map();
   #told: ReadonlyMap<string, Member> = new Map();
   #hasTold = false;
-  /** A connection was lost, or an answer: leases may have ended that nobody could renew. */
+  /** A connection was lost, or an answer, or some of the server's time: leases may have ended that nobody could renew. */
   #wasAway = false;
   /** On the clock of performance.now(): when the last look began that was answered. */
   #lookedMs = 0;
-  #graceEndMs = 0;
-  /** Of those that are told and whose lease has ended: how long the servers have been there since, without an end. */
-  readonly #missedMs = new Map<string, number>();
+  readonly #clock = new ServerClock();
+  readonly #missing = new Missing();
   #why: string | undefined;
   #isClosed = false;
 
@@ -74,16 +72,18 @@ export class MemberReader {
     while (!this.#isClosed) {
       const beganMs = performance.now();
       try {
-        const { version, count, members } = await this.#list.look(this.#version, this.#count);
+        const { version, count, nowMs, members } = await this.#list.look(this.#known);
         if (this.#isClosed) return;
+        const answeredMs = performance.now();
+        if (this.#clock.wentAhead(nowMs, beganMs, answeredMs)) this.#wasAway = true;
         const thereMs = this.#wasAway ? 0 : beganMs - this.#lookedMs;
         this.#lookedMs = beganMs;
         if (this.#wasAway) {
           this.#wasAway = false;
-          if (this.#hasTold) this.#graceEndMs = performance.now() + graceMs;
+          if (this.#hasTold) this.#missing.beginGrace(answeredMs);
         }
         if (members !== undefined) this.#live = new Map(members.map((each) => [each.id, this.#read(each)]));
-        [this.#version, this.#count] = [version, count];
+        this.#known = { version, count };
         this.#say(undefined);
         this.#tell(thereMs);
       } catch (error) {
@@ -105,17 +105,9 @@ export class MemberReader {
   /** `thereMs`: so long the servers have been there for certain since the last time. */
   #tell(thereMs: number): void {
     const next = new Map(this.#live);
-    const isGrace = performance.now() < this.#graceEndMs;
-    for (const [id, member] of this.#told) {
-      const missedMs = this.#missedMs.get(id);
-      this.#missedMs.delete(id);
-      if (next.has(id)) continue;
-      const sumMs = missedMs === undefined ? 0 : missedMs + thereMs;
-      // Servers that come and go would give it a new time each time.
-      if (!isGrace || sumMs >= graceMs) continue;
-      this.#missedMs.set(id, sumMs);
-      next.set(id, member);
-    }
+    const gone = [...this.#told.values()].filter(({ id }) => !next.has(id));
+    const held = this.#missing.held(gone, this.#told.size, thereMs, performance.now());
+    for (const member of held) next.set(member.id, member);
     const isSame =
       next.size === this.#told.size && [...next].every(([id, { text }]) => this.#told.get(id)?.text === text);
     if (isSame && this.#hasTold) return;
@@ -136,6 +128,7 @@ export class MemberReader {
     if (why !== undefined) {
       this.#options.log.warn({ member: listed.id, reason: why }, 'a record that is none is ignored');
     }
-    return { ...listed, parsed };
+    const isLeaving = parsed !== undefined && 'worker' in parsed && parsed.worker.draining;
+    return { ...listed, parsed, isLeaving };
   }
 }

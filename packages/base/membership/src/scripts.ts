@@ -66,13 +66,13 @@ return 1
 `);
 
 /**
- * ARGV: the version and the number of leases that are known. → {version, number}, and where one of them is another: ids, and what
- * \`records\` has of each (owner and record).
+ * ARGV: the version and the number of leases that are known. → {version, number, now}, and where one of the first two is another: ids,
+ * and what \`records\` has of each (owner and record).
  */
 export const readScript = script(`${core}
 local held, after = call('GET', version) or '', '(' .. text(now)
 local count = call('ZCOUNT', leases, after, '+inf')
-if held == ARGV[1] and count == tonumber(ARGV[2]) then return {held, count} end
+if held == ARGV[1] and count == tonumber(ARGV[2]) then return {held, count, now} end
 local ids = call('ZRANGEBYSCORE', leases, after, '+inf', 'LIMIT', 0, ${maxMembers})
-return {held, count, ids, #ids == 0 and {} or call('HMGET', records, unpack(ids))}
+return {held, count, now, ids, #ids == 0 and {} or call('HMGET', records, unpack(ids))}
 `);

@@ -2,6 +2,7 @@
 import { native } from '@kvtier/data-plane';
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
 import { refusedRenewals } from './renewed.ts';
+import { version } from './version.ts';
 
 export { Counter, Gauge, Histogram, Registry };
 
@@ -10,9 +11,15 @@ export const secondsBuckets = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2
 
 /**
  * Of this process, `kvtier_PREFIX_…`: how long its event loop lets others wait, since it is ready (see runService), by its thread's CPU
- * time; and renewed files that it could not use.
+ * time; renewed files that it could not use; and its version.
  */
 export function processMetrics(prefix: string, registry: Registry): void {
+  new Gauge({
+    name: `kvtier_${prefix}_build_info`,
+    help: '1: the version that runs',
+    labelNames: ['version'] as const,
+    registers: [registry],
+  }).set({ version }, 1);
   new Gauge({
     name: `kvtier_${prefix}_longest_turn_seconds`,
     help: 'CPU time of the longest turn of the event loop since the process is ready',

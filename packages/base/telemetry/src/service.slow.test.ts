@@ -6,8 +6,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it, vi } from 'vitest';
 import { bundled } from '../../../../scripts/lib/test-programs.mjs';
+import { serviceHelp } from './service-arguments.ts';
 import { hungCall } from './testing/hung-call.ts';
 import { TurnWatch } from './testing/turn-watch.ts';
+import { version } from './version.ts';
 
 /** Of conditions that hold at once, on a machine that does many other things. */
 const patience = { timeout: 20_000 };
@@ -45,6 +47,7 @@ function service(
   nodeOptions = '',
   imports = '',
   unread = false,
+  args: readonly string[] = [],
 ): ChildProcess & { said: () => string } {
   const file = join(folder, `${name}.mjs`);
   writeFileSync(
@@ -54,9 +57,9 @@ function service(
      import { native } from ${JSON.stringify(binding)};
      ${imports}
      const say = (text) => process.stdout.write(text + '\\n');
-     runService(${JSON.stringify(name)}, async () => { ${start} });`,
+     runService(${JSON.stringify(name)}, async (given) => { ${start} });`,
   );
-  const child = fork(file, {
+  const child = fork(file, args, {
     env: { ...process.env, NODE_OPTIONS: nodeOptions },
     silent: true,
   });
@@ -117,6 +120,33 @@ it('a start that fails is one line and exit code 1', async () => {
   const child = service('refused', `throw new KvError('LOCKED', '/d: held by pid 7; stop it');`);
   expect(await once(child, 'close')).toEqual([1, null]);
   expect(child.said()).toBe('refused: LOCKED: /d: held by pid 7; stop it\n');
+});
+
+it('a configuration that cannot work is exit code 78: another start does no better', async () => {
+  const child = service('unmended', `throw new KvError('CONFIG', 'c.json: port: is required; correct it');`);
+  expect(await once(child, 'close')).toEqual([78, null]);
+  expect(child.said()).toBe('unmended: CONFIG: c.json: port: is required; correct it\n');
+});
+
+it('an option that it does not know is refused before it starts; --version and --help are answers', async () => {
+  const ran = async (...args: string[]) => {
+    const child = service('asked', `say('started'); ${serving}`, '', '', false, args);
+    return { code: (await once(child, 'close'))[0] as number, said: child.said() };
+  };
+  expect(await ran('--conf', 'c.json')).toEqual({
+    code: 78,
+    said: 'asked: CONFIG: command line: --conf: unknown option; did you mean --config?\n',
+  });
+  expect(await ran('--version')).toEqual({ code: 0, said: `asked ${version}\n` });
+  expect(await ran('--help')).toEqual({ code: 0, said: serviceHelp('asked') });
+});
+
+it('what the command line says is given to the start', async () => {
+  const child = service('given', `say(given.configFile); ${serving}`, '', '', false, ['--config=c.json']);
+  await once(child, 'message');
+  child.kill('SIGTERM');
+  await once(child, 'close');
+  expect(child.said()).toBe('c.json\nclosed\n');
 });
 
 it('a close that fails is one line and exit code 1', async () => {
@@ -221,6 +251,25 @@ it('a reader that stopped reading does not stop it: lines beyond a bound are dro
     ({ msg }) => /^(\d+) lines were dropped: nobody read them in time$/.exec(msg)?.[1] ?? [],
   );
   expect(kept + counted.reduce((sum, count) => sum + Number(count), 0)).toBe(20_000);
+});
+
+it('the first line of its log says which version starts, from level info on', async () => {
+  const imports = `import { serviceLogger } from ${JSON.stringify(telemetryIndex)};`;
+  const said = async (level: string): Promise<string> => {
+    const child = service(`log-${level}`, `serviceLogger('log', '${level}').warn('later'); ${serving}`, '', imports);
+    await once(child, 'message');
+    child.kill('SIGTERM');
+    await once(child, 'close');
+    return child.said();
+  };
+  const [first, second] = (await said('info'))
+    .split('\n')
+    .map((line) => JSON.parse(line.startsWith('{') ? line : '{}'));
+  expect([first, second]).toMatchObject([
+    { name: 'log', version, node: process.version, msg: 'starts' },
+    { msg: 'later' },
+  ]);
+  expect(await said('warn')).not.toContain('starts');
 });
 
 it('lines to a file are all there at its end', async () => {

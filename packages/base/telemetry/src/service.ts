@@ -1,6 +1,7 @@
 /**
  * The life of a service process: start, say "ready" to the supervisor (Node IPC, when there is one), run until SIGTERM,
- * SIGINT, SIGHUP or until the supervisor is gone, close in order. A failure at start is one line on stderr and exit code 1.
+ * SIGINT, SIGHUP or until the supervisor is gone, close in order. A failure at start is one line on stderr and an exit code that says
+ * whether another start can do better (docs/errors.md, "Exit codes").
  *
  * Invariant: once its end has begun the process is gone within `closeDeadlineMs`, whatever hangs. Node's own ways out (process.exit, an
  * uncaught exception, an empty event loop) all join libuv's threads, and with one that is stuck in a file system call none of
@@ -10,11 +11,15 @@
 import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
 import { stderrSink } from './line-sink.ts';
+import { type ServiceArguments, serviceArguments, serviceHelp } from './service-arguments.ts';
+import { version } from './version.ts';
 
 /** From the signal to SIGKILL; a supervisor that stops several services gives less. */
 const closeDeadlineMs = 8_000;
 /** What lines that nobody reads may hold up an end. */
 const lastWordsMs = 500;
+/** EX_CONFIG of BSD's list: whoever starts it again need not, before somebody has mended what it read. */
+const configExitCode = 78;
 
 export interface RunningService {
   /** Told to the supervisor as {ready: ...}: addresses and the like. */
@@ -36,7 +41,12 @@ export function endProcessAfter(code: number, graceMs: number, name: string): vo
   setTimeout(() => endProcess(code), graceMs);
 }
 
-export function runService(name: string, start: () => Promise<RunningService>): void {
+/** `start` gets what the command line says; `argv` is without Node and the program. */
+export function runService(
+  name: string,
+  start: (given: ServiceArguments) => Promise<RunningService>,
+  argv: readonly string[] = process.argv.slice(2),
+): void {
   let running: RunningService | undefined;
   let closing = false;
   const say = (what: string): void => stderrSink().write(`${name}: ${what}\n`);
@@ -75,8 +85,18 @@ export function runService(name: string, start: () => Promise<RunningService>): 
       if (isPing(message)) tell({ pong: message.ping });
     });
   }
-  start().then(
+  const answer = (text: string): undefined => {
+    process.stdout.write(text);
+    endProcess(0);
+  };
+  const begin = async (): Promise<RunningService | undefined> => {
+    const given = serviceArguments(argv);
+    if (given === 'help') return answer(serviceHelp(name));
+    return given === 'version' ? answer(`${name} ${version}\n`) : await start(given);
+  };
+  begin().then(
     (service) => {
+      if (service === undefined) return;
       running = service;
       native.watchTurns(); // of the service; a start may take its time
       if (!closing) tell({ ready: service.ready });
@@ -85,7 +105,7 @@ export function runService(name: string, start: () => Promise<RunningService>): 
       if (closing) return;
       const failure = KvError.from(error, 'SETUP');
       say(`${failure.code}: ${failure.message}`);
-      endProcess(1);
+      endProcess(failure.code === 'CONFIG' ? configExitCode : 1);
     },
   );
 }

@@ -11,6 +11,7 @@ import {
   renameSync,
   rmSync,
   statSync,
+  utimesSync,
   writeFileSync,
 } from 'node:fs';
 import { createServer } from 'node:net';
@@ -68,6 +69,16 @@ it('a Unix socket is private, and a live one is not replaced', async () => {
   await expect(ask(address)).resolves.toBe('one');
   await expect(serve(address, () => 'two')).rejects.toMatchObject({ code: 'LOCKED' });
   await expect(ask(address)).resolves.toBe('one');
+  await server.close();
+});
+
+it('nothing is made outside of the socket’s own folder: the one above may be another user’s', async () => {
+  const own = join(folder, 'own');
+  mkdirSync(own, { mode: 0o700 });
+  utimesSync(folder, 1_000, 1_000);
+  const server = await serve(`unix:${own}/s`, () => 'one');
+  expect(statSync(folder).mtimeMs).toBe(1_000_000);
+  expect(readdirSync(own)).toEqual(['s']);
   await server.close();
 });
 

@@ -153,7 +153,8 @@ function bind(server: Server, address: string, credentials: ServerCredentials): 
 async function bindPrivately(server: Server, path: string): Promise<bigint> {
   checkSocketFolder(path);
   await replaceStaleSocket(path);
-  const folder = mkdtempSync(join(dirname(path), '.'));
+  // Within the socket's folder: the one above may be another user's. (`join` would drop the dot.)
+  const folder = mkdtempSync(`${dirname(path)}/.`);
   try {
     const born = join(folder, 's');
     await bind(server, `unix:${born}`, ServerCredentials.createInsecure());

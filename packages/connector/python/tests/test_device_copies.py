@@ -272,16 +272,17 @@ class Hanging(DeviceCase):
         found = self.done(self.copies.load(arena, layout, numbers(6), offsets, sums))
         self.assertEqual(found.bad, list(range(6)))
         self.assertEqual(self.copies.counts().hung, 1)
-        # One deadline, and not one a copy.
-        start = time.monotonic()
-        self.assertEqual(self.done(self.copies.load(arena, layout, numbers(6), offsets, sums)).bad, list(range(6)))
-        self.assertLess(time.monotonic() - start, 0.25)
+        # One deadline, and not one a copy: all of them would take twice as long.
+        start, more = time.monotonic(), 30
+        for _ in range(more):
+            self.assertEqual(self.done(self.copies.load(arena, layout, numbers(6), offsets, sums)).bad, list(range(6)))
+        self.assertLess(time.monotonic() - start, more * self.deadline_s / 2)
         DRIVER.heal()
         until("it settles", lambda: self.copies.counts().hung == 0)
         self.assertEqual(ctypes.string_at(place, len(content)), b"\x33" * len(content))
         self.assertEqual(self.done(self.copies.load(arena, layout, numbers(6), offsets, sums)).bad, [])
         self.assertEqual(ctypes.string_at(place, len(content)), content)
-        self.assertEqual(self.copies.counts().late_blocks, 12)
+        self.assertEqual(self.copies.counts().late_blocks, 6 * (1 + more))
 
     def test_a_store_that_hangs_keeps_its_slots_until_it_has_ended(self) -> None:
         arena = self.copies.map(self.ref)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-import time
 import types
 import unittest
 from dataclasses import replace
@@ -29,6 +28,23 @@ class Mapped:
 
     def close(self) -> None:
         self.closed = True
+
+
+class Looks(threading.Event):
+    """Ends the looking, and counts the looks that were begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.begun += 1
+        return super().wait(timeout)
+
+    def more(self) -> None:
+        """One whole look after now: what was waited for last may have begun before."""
+        enough = self.begun + 3
+        until("it is looked", lambda: self.begun >= enough)
 
 
 class BetweenLooks:
@@ -59,7 +75,9 @@ class ArenasOfAWorker(unittest.TestCase):
         self.mapped: list[Mapped] = []
         self.may_map = threading.Event()
         self.may_map.set()
+        self.looks = Looks()
         self.arenas = Arenas(lambda: types.SimpleNamespace(map=self.map), None)  # type: ignore[arg-type, return-value]
+        self.arenas._closed = self.looks
         self.addCleanup(self.arenas.close)
         look = mock.patch.object(arenas_of, "_LOOK_S", 0.01)
         look.start()
@@ -67,7 +85,7 @@ class ArenasOfAWorker(unittest.TestCase):
 
     def map(self, _ref: Any, _folder: Any) -> Mapped:
         self.mapped.append(Mapped())
-        self.may_map.wait(5)
+        self.may_map.wait(60)
         return self.mapped[-1]
 
     def session(self) -> int:
@@ -86,7 +104,7 @@ class ArenasOfAWorker(unittest.TestCase):
 
         class Slow:
             def close(self) -> None:
-                waited.append(stepped.wait(5))
+                waited.append(stepped.wait(60))
                 unmapped.set()
 
         copies = types.SimpleNamespace(map=lambda _ref, _folder: Slow())
@@ -109,7 +127,7 @@ class ArenasOfAWorker(unittest.TestCase):
 
         def ends() -> None:
             self.may_map.set()
-            mapping.join(5)
+            mapping.join(60)
 
         self.arenas._lock = BetweenLooks(ends)  # type: ignore[assignment]
         self.arenas.follow([self.place])
@@ -122,7 +140,7 @@ class ArenasOfAWorker(unittest.TestCase):
         self.follow(self.place)
         self.follow(replace(self.place, session_byte=0, life=2))
         os.close(held)
-        time.sleep(0.2)
+        self.looks.more()
         self.assertEqual((self.arenas[7], self.mapped[0].closed, self.arenas._watches), (self.mapped[0], False, {}))
         self.arenas.follow([])
         until("it is unmapped", lambda: self.mapped[0].closed)
@@ -132,13 +150,22 @@ class ArenasOfAWorker(unittest.TestCase):
         held = self.session()
         self.follow(replace(self.place, session_byte=0))
         self.follow(replace(self.place, life=2))
-        time.sleep(0.2)
+        self.looks.more()
         self.assertFalse(self.mapped[0].closed)
         os.close(held)
-        until("it is unmapped", lambda: self.mapped[0].closed, 5)
+        until("it is unmapped", lambda: self.mapped[0].closed)
         with self.assertRaises(KeyError):
             self.arenas[7]
         self.assertEqual((self.arenas._watches, len(self.mapped)), ({}, 1))
+
+    def test_one_that_is_announced_anew_when_its_node_has_gone_goes_without_a_step(self) -> None:
+        self.follow(replace(self.place, session_byte=0))
+        os.unlink(f"{self.place.path}.lock")
+        self.arenas.follow([replace(self.place, life=2)])
+        until("it is unmapped", lambda: self.mapped[0].closed)
+        with self.assertRaises(KeyError):
+            self.arenas[7]
+        self.assertEqual((self.arenas.adopt(None), self.arenas._watches, len(self.mapped)), ([], {}, 1))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Handed(EngineCase):
         began = time.monotonic()
         (tokens,) = self.serve(second, [text], kv_transfer_params=params)
         self.assertEqual(second.external_tokens, 0)
-        self.assertLess(time.monotonic() - began, 5)
+        self.assertLess(time.monotonic() - began, 9)  # far from it, and below the deadline that there is where none is said
         self.no_leases(second)
 
     def test_promises_of_strangers(self) -> None:

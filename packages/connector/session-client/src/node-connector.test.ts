@@ -280,10 +280,10 @@ it('a load keeps what is contiguous when the node stops in the middle; its late 
   expect((await rig.load('r', 1, 0, ids(50, 8))).loaded).toBe(5);
   expect(reasons()).toEqual({ 'load: missing': 1 });
   rig.node.stopped = true;
-  const startedAtMs = performance.now();
   const result = await rig.load('r', 1, 0, ids(60, 5));
   expect(result.loaded).toBe(0);
-  expect(performance.now() - startedAtMs).toBeLessThan(1_000);
+  // By its own limit, long before anybody takes the session for ended.
+  expect(reasons()).toEqual({ 'load: missing': 1, 'load: deadline': 1 });
   rig.node.go();
   await until(() => rig.node.log.filter((name) => name === 'release').length === 2, 'the release');
   expect(rig.node.leases.size).toBe(0);

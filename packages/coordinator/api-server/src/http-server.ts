@@ -6,11 +6,9 @@
  */
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, RequestListener, Server, ServerResponse } from 'node:http';
-import { createServer as createTlsServer } from 'node:https';
-import type { Socket } from 'node:net';
 import { InvariantError, KvError } from '@kvtier/errors';
 import { type Logger, tellRenewed } from '@kvtier/telemetry';
-import { clientsOf, renewedTls, type ServerTlsFiles } from '@kvtier/wire/tls';
+import { IdleConnections, listenFailure, renewedTlsServer, type ServerTls, tellUnaccepted } from '@kvtier/wire/http';
 import fastify, {
   type FastifyError,
   type FastifyInstance,
@@ -23,9 +21,7 @@ import type { Callers } from './callers.ts';
 import { HttpError, toHttpError } from './errors.ts';
 import type { ApiServerLimits } from './limits.ts';
 
-export interface ServerTls extends ServerTlsFiles {
-  readonly reloadMs: number;
-}
+export type { ServerTls };
 
 export type HttpLimits = Pick<
   ApiServerLimits,
@@ -61,9 +57,6 @@ const keepAliveMs = 72_000;
 /** Of a body that needs no place among the large ones; and of all such bodies together. */
 const [smallBodyBytes, smallBodiesBytes] = [64 << 10, 64 << 20];
 
-/** Between two lines that say the same. */
-const refusalLineMs = 10_000;
-
 /** No route has a schema: bodies are understood elsewhere. fastify would load compilers of them all the same, a tenth of a coordinator's start. */
 const noSchema = (): never => {
   throw new InvariantError('a route has a schema; give fastify compilers of schemas');
@@ -72,9 +65,10 @@ const noSchema = (): never => {
 /** @throws KvError CONFIG: TLS files that cannot be used */
 export function createHttpApp(options: HttpAppOptions): HttpApp {
   const { tls, limits, name, logger } = options;
-  const secured = tls && secure(tls, limits.receiveMs, name, logger);
+  const times = { handshakeTimeout: handshakeMs, requestTimeout: limits.receiveMs, keepAliveTimeout: keepAliveMs };
+  const secured = tls && renewedTlsServer(tls, times, tellRenewed(logger, `${name}: TLS files`));
   const app = createApp(options, secured?.create);
-  const closeIdle = trackConnections(app);
+  const idle = new IdleConnections(app.server);
   return {
     app,
     listen: (host, port) => listen(app, host, port, tls ? 'https' : 'http', logger),
@@ -82,7 +76,7 @@ export function createHttpApp(options: HttpAppOptions): HttpApp {
       const closed = app.close(); // takes no new request, waits for the running ones
       const grace = setTimeout(() => abortAll?.(), graceMs);
       const cut = setTimeout(() => app.server.closeAllConnections(), graceMs + (abortAll ? cutAfterMs : 0));
-      const sweep = setInterval(closeIdle, 20); // a connection that is kept alive becomes idle only after its answer
+      const sweep = setInterval(() => idle.closeAll(), 20); // a connection that is kept alive becomes idle only after its answer
       await closed;
       clearTimeout(grace);
       clearTimeout(cut);
@@ -90,30 +84,6 @@ export function createHttpApp(options: HttpAppOptions): HttpApp {
       secured?.close();
     },
   };
-}
-
-/** A server that shows what the files hold now. */
-function secure(tls: ServerTls, receiveMs: number, name: string, logger: Logger) {
-  let server: ReturnType<typeof createTlsServer> | undefined;
-  const renewed = renewedTls(tls, {
-    reloadMs: tls.reloadMs,
-    onProblem: tellRenewed(logger, `${name}: TLS files`),
-  });
-  renewed.onRenewed = (context) => server?.setSecureContext(context);
-  const create = (handler: RequestListener): Server => {
-    server = createTlsServer(
-      {
-        ...renewed.made,
-        ...clientsOf(tls),
-        handshakeTimeout: handshakeMs,
-        requestTimeout: receiveMs,
-        keepAliveTimeout: keepAliveMs,
-      },
-      handler,
-    );
-    return server;
-  };
-  return { create, close: () => renewed.close() };
 }
 
 async function listen(
@@ -126,52 +96,11 @@ async function listen(
   try {
     // Of localhost fastify makes a second server, for ::1, that has none of our limits.
     const url = await app.listen({ host: host === 'localhost' ? '127.0.0.1' : host, port });
-    let untold = 0;
-    let toldAtMs = Number.NEGATIVE_INFINITY;
-    // One connection could not be accepted (no descriptors, no memory): those that there are go on.
-    app.server.on('error', (error) => {
-      untold++;
-      if (performance.now() - toldAtMs < refusalLineMs) return;
-      toldAtMs = performance.now();
-      logger.warn({ reason: error.message, connections: untold }, 'connections could not be accepted');
-      untold = 0;
-    });
+    tellUnaccepted(app.server, (fields, message) => logger.warn(fields, message));
     return url.replace(/^http:/, `${scheme}:`);
   } catch (error) {
-    const { code, message } = error as NodeJS.ErrnoException;
-    if (code === 'EADDRINUSE') {
-      throw new KvError('LOCKED', `${host}:${port}: another process listens there; choose another port with --port`);
-    }
-    throw new KvError(
-      'SETUP',
-      `${host}:${port}: cannot listen (${code ?? message}); choose a port above 1023 with --port`,
-    );
+    throw listenFailure(error, `${host}:${port}`, ' with --port');
   }
-}
-
-/**
- * Returns what closes every connection without a request in progress. Node's closeIdleConnections leaves those that
- * never carried one, which clients open ahead of need. Of TLS a connection is known before its handshake, by other sockets.
- */
-function trackConnections(app: FastifyInstance): () => void {
-  const idle = new Map<string, Socket>();
-  const idOf = ({ remoteAddress, remotePort, localPort }: Socket): string =>
-    `${remoteAddress} ${remotePort} ${localPort}`;
-  app.server.on('connection', (socket: Socket) => {
-    const id = idOf(socket);
-    idle.set(id, socket);
-    socket.once('close', () => idle.delete(id));
-  });
-  app.server.on('request', ({ socket }: IncomingMessage, response: ServerResponse) => {
-    const id = idOf(socket);
-    idle.delete(id);
-    response.once('close', () => {
-      if (!socket.destroyed) idle.set(id, socket);
-    });
-  });
-  return () => {
-    for (const socket of idle.values()) socket.destroy();
-  };
 }
 
 const brokenRequests: Readonly<Record<string, string>> = {

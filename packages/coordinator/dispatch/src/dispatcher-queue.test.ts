@@ -75,7 +75,7 @@ describe('the queue', () => {
     await new Promise(setImmediate);
     const sent = workers.sent.bind(workers);
     workers.sent = (...given) => {
-      vi.advanceTimersByTime(6); // it takes so long
+      vi.advanceTimersByTime(3); // it takes so long
       return sent(...given);
     };
     for (const { load } of all) load.tokensAhead = 0;

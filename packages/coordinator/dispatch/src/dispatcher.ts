@@ -4,8 +4,7 @@
  *     request ─► lane of its model ─► policy ─► worker          (policies that choose at once; a model with one worker)
  *                     └► queue ─► a worker is about to have nothing to do ─► worker    (`predicted`: late-binding.ts)
  *
- * Nothing is asked in turns: the queue is looked at when a worker's load or state changed and when a request ended, and soon again where
- * a look ended by its time.
+ * Nothing is asked in turns: the queue is looked at when a worker's load or state changed and when a request ended (`queue-looks.ts`).
  *
  * Invariants: a request is given only to a worker that is ready, serves its model, is allowed by `among` and `except`, and reads its
  * tokens as they were meant (`textDigest`); it is counted on that worker from the choice on until `ended`, once; the queue is bounded,
@@ -18,6 +17,7 @@ import {
   lateBindingDefaults,
   type PolicyName,
   type Random,
+  type RoutedRequest,
   type WorkerState,
   workS,
 } from '@kvtier/routing';
@@ -28,6 +28,7 @@ import { Lanes, nobodyFor } from './lanes.ts';
 import { Outdated } from './outdated.ts';
 import { Pending } from './pending.ts';
 import type { Holdings, Workers } from './ports.ts';
+import { afterFirst, type Looked, QueueLooks } from './queue-looks.ts';
 import { Saturated } from './saturated.ts';
 
 export interface DispatcherOptions {
@@ -55,10 +56,6 @@ export interface DispatchStats {
   readonly policyBytes: number;
 }
 
-/** Between two looks at the queues, unless nothing was looked at for longer. */
-const lookMs = 2;
-/** After so much of one look each queue gives one request at most; the next look follows soon. */
-const sliceMs = 10;
 /** How often workers may turn to another role under one request that waits. */
 const maxTurns = 8;
 
@@ -69,14 +66,12 @@ export class Dispatcher implements Dispatch {
   readonly #maxWaitMs: number;
   readonly #random: Random;
   readonly #lanes: Lanes;
+  readonly #looks: QueueLooks;
   readonly #stopListening: () => void;
   #waiting = 0;
   #given = 0;
   #chosen = 0;
   #saturated = 0;
-  #lookedAtMs = Number.NEGATIVE_INFINITY;
-  /** Takes back the next look; undefined: none is to come. */
-  #stopLook: (() => void) | undefined;
   #closed = false;
 
   constructor(options: DispatcherOptions) {
@@ -90,15 +85,17 @@ export class Dispatcher implements Dispatch {
       policy: this.#policy,
       late: options.late ?? lateBindingDefaults,
       prefillServes: options.prefillServes ?? true,
-      onChange: (lane) => {
-        this.#rejectFrom(lane, (pending) => (lane.hasFor(pending) ? undefined : whyNobody(pending, lane)));
-      },
+    });
+    this.#looks = new QueueLooks({
+      isWanted: () => this.#waiting > 0,
+      glance: () => this.#glance(),
+      look: (isOver) => this.#look(isOver),
     });
     const stops = [
-      this.#workers.onLoad(() => this.#wake()),
+      this.#workers.onLoad(() => this.#looks.wake()),
       this.#workers.onChange(() => {
         this.#lanes.changed();
-        this.#wake();
+        this.#looks.wake();
       }),
     ];
     this.#stopListening = () => {
@@ -149,11 +146,11 @@ export class Dispatcher implements Dispatch {
     }
     if (lane.queue.isFull) throw this.#saturatedBy(lane, `${lane.queue.size} requests wait already`);
     const isLate = request.firstTokenByMs !== undefined && nowMs + lane.expectedS * 1000 > request.firstTokenByMs;
-    if (isLate && !lane.isOpen) throw this.#saturatedBy(lane, 'its first token would come later than it is wanted');
+    if (isLate && !lane.hasTime) throw this.#saturatedBy(lane, 'its first token would come later than it is wanted');
     pending.needsS = leastWorkS(pending, view);
     const isFirst = lane.queue.size === 0;
     this.#enter(lane, pending, nowMs);
-    if (!isFirst) this.#wake();
+    if (!isFirst) this.#looks.wake();
     else {
       const next = lane.queue.take(() => view, nowMs, this.#random);
       if (next !== undefined) {
@@ -168,8 +165,8 @@ export class Dispatcher implements Dispatch {
   close(): void {
     this.#closed = true;
     this.#stopListening();
-    this.#stopLook?.();
-    for (const lane of this.#lanes) this.#rejectFrom(lane, () => closing());
+    this.#looks.close();
+    for (const lane of this.#lanes) for (const pending of [...lane.waiters]) this.#reject(lane, pending, closing());
   }
 
   #wait(lane: Lane, pending: Pending, signal: AbortSignal): Promise<Choice> {
@@ -181,17 +178,13 @@ export class Dispatcher implements Dispatch {
         if (outcome instanceof Error) reject(outcome);
         else resolve(outcome);
       };
-      const leaveWith = (why: Error): void => {
-        lane.queue!.remove(pending);
-        this.#left(lane, pending);
-        settle(why);
-      };
+      const leaveWith = (why: Error): void => this.#reject(lane, pending, why);
       const leave = (): void => leaveWith(signal.reason as Error);
       const { firstTokenByMs = Number.POSITIVE_INFINITY } = pending.request;
       const waitMs = Math.min(this.#maxWaitMs, Math.max(firstTokenByMs - performance.now(), 1));
       const timer = setTimeout(() => {
         this.#lanes.sync(); // a worker may have left since the last look
-        if (pending.settle === undefined) return;
+        if (!lane.hasFor(pending)) return leaveWith(whyNobody(pending, lane));
         lane.refresh();
         const why = waitMs < this.#maxWaitMs ? 'before its first token was wanted' : `within ${waitMs / 1000} s`;
         leaveWith(this.#saturatedBy(lane, `no worker had room ${why}`));
@@ -213,11 +206,12 @@ export class Dispatcher implements Dispatch {
     lane.queuedS = lane.queue!.size === 0 ? 0 : lane.queuedS - pending.needsS;
     this.#waiting--;
     lane.waiters.delete(pending);
+    this.#lanes.emptied(lane);
   }
 
   /** `held`: what the worker will hold of its prompt when it comes to it, if that is known better than by the index. */
   #give(lane: Lane, pending: Pending, number: number, nowMs: number, held?: Assignment<Pending>['held']): Choice {
-    const state = lane.viewFor(pending, this.#holdings, nowMs)[number]!;
+    const state = lane.stateFor(pending, number, this.#holdings, nowMs);
     const share = shareOf(pending, state, held);
     const sent = this.#workers.sent(number, share);
     this.#given++;
@@ -231,70 +225,54 @@ export class Dispatcher implements Dispatch {
     return new Chosen(this.#workers.workers()[number]!, by, pending, state, share, {
       firstToken: (isTimed) => {
         sent.firstToken(isTimed);
-        this.#wake();
+        this.#looks.wake();
       },
       ended: () => {
         this.#given--;
         sent.ended();
-        this.#wake();
+        this.#looks.wake();
       },
     });
   }
 
-  /** Soon, if somebody waits. */
-  #wake(): void {
-    if (this.#waiting === 0 || this.#stopLook !== undefined || this.#closed) return;
-    const sinceMs = performance.now() - this.#lookedAtMs;
-    const look = (): void => {
-      this.#stopLook = undefined;
-      this.#lookAtQueues();
-    };
-    // Each by its own: a timer that is taken back as an immediate stops all immediates of the process.
-    if (sinceMs >= lookMs) {
-      const immediate = setImmediate(look);
-      this.#stopLook = () => clearImmediate(immediate);
-    } else {
-      const timer = setTimeout(look, lookMs - sinceMs);
-      this.#stopLook = () => clearTimeout(timer);
-    }
+  /** Some worker is open that was not at the last look, or some that wait are to be told of a change. */
+  #glance(): boolean {
+    this.#lanes.sync();
+    let isNews = false;
+    for (const lane of this.#lanes)
+      if (lane.queue !== undefined && lane.queue.size > 0 && (lane.glance() || !lane.waiters.isChecked)) isNews = true;
+    return isNews;
   }
 
-  #lookAtQueues(): void {
+  /** After a glance. */
+  #look(isOver: () => boolean): Looked {
     const nowMs = performance.now();
-    let isOver = true;
-    this.#lanes.sync();
+    let hasGiven = false;
+    let isCut = false;
     for (const lane of this.#lanes) {
-      if (lane.queue === undefined) continue;
-      lane.refresh();
-      while (lane.queue.size > 0 && lane.isOpen) {
-        const next = lane.queue.take(
-          (request) => lane.viewFor(request as Pending, this.#holdings, nowMs),
-          nowMs,
-          this.#random,
-        );
+      const { queue, waiters } = lane;
+      if (queue === undefined) continue;
+      for (const pending of waiters.lost(isOver)) this.#reject(lane, pending, whyNobody(pending, lane));
+      const viewFor = (one: RoutedRequest) => lane.viewFor(one as Pending, this.#holdings, nowMs);
+      const limits = { mayGo: (one: RoutedRequest) => lane.mayGo(one as Pending), isOver: afterFirst(isOver) };
+      while (queue.size > 0 && lane.isOpen) {
+        const next = queue.take(viewFor, nowMs, this.#random, limits);
         if (next === undefined) break;
         this.#left(lane, next.item);
         next.item.settle!(this.#give(lane, next.item, next.worker, nowMs, next.held));
-        if (performance.now() - nowMs > sliceMs) {
-          isOver = false;
-          break;
-        }
-        lane.refresh();
+        hasGiven = true;
+        lane.refreshOne(next.worker);
       }
+      lane.looked();
+      if ((queue.size > 0 && lane.isOpen && queue.isMidway) || !waiters.isChecked) isCut = true;
     }
-    this.#lookedAtMs = performance.now();
-    if (!isOver) this.#wake();
+    return { hasGiven, isCut };
   }
 
-  /** Those that wait and for which `why` has a reason. */
-  #rejectFrom(lane: Lane, why: (pending: Pending) => Error | undefined): void {
-    for (const pending of [...lane.waiters]) {
-      const reason = why(pending);
-      if (reason === undefined) continue;
-      lane.queue!.remove(pending);
-      this.#left(lane, pending);
-      pending.settle!(reason);
-    }
+  #reject(lane: Lane, pending: Pending, why: Error): void {
+    lane.queue!.remove(pending);
+    this.#left(lane, pending);
+    pending.settle!(why);
   }
 
   #saturatedBy(lane: Lane, why: string): Saturated {

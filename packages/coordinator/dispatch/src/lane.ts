@@ -10,9 +10,12 @@ import {
   type Policy,
   type PolicyName,
   policies,
+  roomS,
 } from '@kvtier/routing';
+import { Numbers } from './numbers.ts';
 import type { Pending } from './pending.ts';
 import type { Held, Holdings, Workers } from './ports.ts';
+import { Waiters } from './waiters.ts';
 
 /** Of a worker that has not measured, while no other has. */
 const unmeasuredTokensPerS = 4_000;
@@ -48,7 +51,7 @@ export class Lane {
   /** Requests that wait in front of the workers; undefined: this policy sends at once. */
   readonly queue: LateBinding<Pending> | undefined;
   /** Of these, those whose choice is waited for. */
-  readonly waiters = new Set<Pending>();
+  readonly waiters: Waiters;
   readonly #openS: number;
   readonly #source: Workers;
   /** Numbers of the workers that take requests, ascending. */
@@ -63,6 +66,11 @@ export class Lane {
   #version = 0;
   readonly #states: State[] = [];
   readonly #view: (State | undefined)[] = [];
+  /** Where in `numbers` each number is. */
+  #places: number[] = [];
+  /** Workers that are open, as their loads were read last; and those of them that were at the last look. */
+  readonly #open = new Numbers();
+  readonly #seenOpen = new Numbers();
 
   constructor(model: string, policy: PolicyName, late: LateBindingOptions, source: Workers) {
     this.model = model;
@@ -70,46 +78,32 @@ export class Lane {
     this.policy = policies[policy]();
     this.#openS = late.openS;
     this.queue = policy === 'predicted' ? new LateBinding<Pending>(late) : undefined;
+    this.waiters = new Waiters((pending, number) => pending.allows(source.workers()[number]!));
   }
 
-  /** Its workers from now on. */
-  become(numbers: readonly number[]): void {
+  /** Its workers from now on; `changed`: those of all that came, left, or are other ones than before. */
+  become(numbers: readonly number[], changed: readonly number[]): void {
+    this.waiters.become(numbers, changed);
     const isSame = numbers.length === this.numbers.length && numbers.every((number, i) => number === this.numbers[i]);
     if (isSame) return;
     for (const number of this.numbers) this.#view[number] = undefined;
     this.numbers.splice(0, this.numbers.length, ...numbers);
+    this.#places = [];
+    for (const [i, number] of numbers.entries()) this.#places[number] = i;
+    this.#open.clear();
     this.#version++;
   }
 
   /** Reads the workers' loads. */
   refresh(): void {
-    const workers = this.#source.workers();
     const nowMs = performance.now();
     let known = 0;
     let sum = 0;
     for (let i = 0; i < this.numbers.length; i++) {
-      const { load, facts } = workers[this.numbers[i]!]!;
-      this.#states[i] ??= new State();
-      const state = this.#states[i]!;
-      state.waiting = load.waiting;
-      state.running = load.running;
-      state.tokensAhead = load.tokensAhead;
-      state.stepTokens = load.stepTokens;
-      state.stepForS = load.stepBegunAtMs > 0 ? (nowMs - load.stepBegunAtMs) / 1_000 : undefined;
-      state.usedBlocks = load.usedBlocks;
-      state.waitingBlocks = load.waitingBlocks;
-      state.totalBlocks = facts?.totalBlocks ?? 0;
-      state.maxRunning = facts?.maxRunning;
-      state.maxStepTokens = facts?.maxStepTokens;
-      state.freedBlocksPerS = load.freedBlocksPerS;
-      state.loadAheadS = load.loadAheadS;
-      state.prefillTokensPerS = load.prefillTokensPerS;
-      state.stepS = load.stepS;
-      state.stepPerRequestS = load.stepPerRequestS;
-      state.loadBlocksPerS = load.loadBlocksPerS;
-      if (!(load.prefillTokensPerS > 0)) continue;
+      const { prefillTokensPerS } = this.#read(i, nowMs);
+      if (!(prefillTokensPerS > 0)) continue;
       known++;
-      sum += load.prefillTokensPerS;
+      sum += prefillTokensPerS;
     }
     const usual = known === 0 ? unmeasuredTokensPerS : sum / known;
     for (let i = 0; i < this.numbers.length; i++) {
@@ -118,13 +112,75 @@ export class Lane {
     }
   }
 
+  /** Reads the load of this worker alone: something was given to it. After `glance`. */
+  refreshOne(number: number): void {
+    const i = this.#places[number]!;
+    const { prefillTokensPerS } = this.#states[i]!;
+    const state = this.#read(i, performance.now());
+    if (!(state.prefillTokensPerS > 0)) state.prefillTokensPerS = prefillTokensPerS;
+    this.#opens(i);
+  }
+
+  #read(i: number, nowMs: number): State {
+    const { load, facts } = this.#source.workers()[this.numbers[i]!]!;
+    this.#states[i] ??= new State();
+    const state = this.#states[i]!;
+    state.waiting = load.waiting;
+    state.running = load.running;
+    state.tokensAhead = load.tokensAhead;
+    state.stepTokens = load.stepTokens;
+    state.stepForS = load.stepBegunAtMs > 0 ? (nowMs - load.stepBegunAtMs) / 1_000 : undefined;
+    state.usedBlocks = load.usedBlocks;
+    state.waitingBlocks = load.waitingBlocks;
+    state.totalBlocks = facts?.totalBlocks ?? 0;
+    state.maxRunning = facts?.maxRunning;
+    state.maxStepTokens = facts?.maxStepTokens;
+    state.freedBlocksPerS = load.freedBlocksPerS;
+    state.loadAheadS = load.loadAheadS;
+    state.prefillTokensPerS = load.prefillTokensPerS;
+    state.stepS = load.stepS;
+    state.stepPerRequestS = load.stepPerRequestS;
+    state.loadBlocksPerS = load.loadBlocksPerS;
+    return state;
+  }
+
+  /** Whether it is open: nobody that waits can be given to a worker without time, or without room for the smallest of them. */
+  #opens(i: number): void {
+    const state = this.#states[i]!;
+    const smallest = this.queue?.smallest;
+    const isOpen = this.#hasTime(state) && (smallest === undefined || roomS(smallest, state) === 0);
+    this.#open.set(this.numbers[i]!, isOpen);
+  }
+
+  readonly #hasTime = (state: State): boolean => aheadS(state) <= opensAtS(state, this.#openS);
+
   /** Some worker has less ahead than it needs to stay busy. After `refresh`. */
+  get hasTime(): boolean {
+    return this.#states.slice(0, this.numbers.length).some(this.#hasTime);
+  }
+
+  /** Some worker could take one of those that wait. After `glance`. */
   get isOpen(): boolean {
-    for (let i = 0; i < this.numbers.length; i++) {
-      const state = this.#states[i]!;
-      if (aheadS(state) <= opensAtS(state, this.#openS)) return true;
-    }
+    return !this.#open.isEmpty;
+  }
+
+  /** Reads the workers' loads; true: some worker is open that was not at the last look, or has been closed since. */
+  glance(): boolean {
+    this.refresh();
+    for (let i = 0; i < this.numbers.length; i++) this.#opens(i);
+    if (this.#open.exceeds(this.#seenOpen)) return true;
+    this.#seenOpen.copy(this.#open);
     return false;
+  }
+
+  /** Those that wait were looked at, for all workers that are open. */
+  looked(): void {
+    this.#seenOpen.copy(this.#open);
+  }
+
+  /** Some worker that the request may have is open, as far as is known of it. After `glance`. */
+  mayGo(pending: Pending): boolean {
+    return pending.allowed.meets(this.#open);
   }
 
   /** Seconds until the first worker has done what it has, and what waits here. After `refresh`. */
@@ -139,9 +195,7 @@ export class Lane {
 
   /** Whether some worker may be chosen for the request. */
   hasFor(pending: Pending): boolean {
-    const workers = this.#source.workers();
-    for (const number of this.numbers) if (pending.allows(workers[number]!)) return true;
-    return false;
+    return !this.waiters.allowedOf(pending).isEmpty;
   }
 
   /** Whether some worker would be chosen for it, had other files made its tokens. After `hasFor` was false. */
@@ -153,22 +207,27 @@ export class Lane {
   /** By number, for one request; those that it may not have are undefined. Valid until the next call. After `refresh`. */
   viewFor(pending: Pending, holdings: Holdings, nowMs: number): readonly (State | undefined)[] {
     const matches = this.#matchesOf(pending, holdings, nowMs);
-    const workers = this.#source.workers();
+    const allowed = this.waiters.allowedOf(pending);
     const view = this.#view;
     for (let i = 0; i < this.numbers.length; i++) {
       const number = this.numbers[i]!;
-      if (!pending.allows(workers[number]!)) {
-        view[number] = undefined;
-        continue;
-      }
-      const state = this.#states[i]!;
-      const match = matches[i] ?? nothing;
-      state.match = match;
-      state.remoteBlocks = match.remoteBlocks ?? 0;
-      state.remoteMedium = match.remoteMedium ?? 0;
-      view[number] = state;
+      view[number] = allowed.has(number) ? this.#holds(i, matches) : undefined;
     }
     return view;
+  }
+
+  /** The same of one worker, that it may have. */
+  stateFor(pending: Pending, number: number, holdings: Holdings, nowMs: number): State {
+    return this.#holds(this.#places[number]!, this.#matchesOf(pending, holdings, nowMs));
+  }
+
+  #holds(i: number, matches: readonly Held[]): State {
+    const state = this.#states[i]!;
+    const match = matches[i] ?? nothing;
+    state.match = match;
+    state.remoteBlocks = match.remoteBlocks ?? 0;
+    state.remoteMedium = match.remoteMedium ?? 0;
+    return state;
   }
 
   #matchesOf(pending: Pending, holdings: Holdings, nowMs: number): readonly Held[] {

@@ -15,8 +15,6 @@ export interface LanesOptions {
   readonly late: LateBindingOptions;
   /** Workers that compute prompts for others serve whole requests while no other worker of their model is ready. */
   readonly prefillServes: boolean;
-  /** A lane's workers may not be what they were: some of those that wait in it may have nobody any more. */
-  readonly onChange: (lane: Lane) => void;
 }
 
 export class Lanes {
@@ -48,7 +46,8 @@ export class Lanes {
     if (!this.#isStale) return;
     this.#isStale = false;
     const workers = this.#options.workers.workers();
-    if (!this.#hasChanged(workers)) return;
+    const changed = this.#changed(workers);
+    if (changed.length === 0) return;
     const numbers = new Map<string, number[]>();
     const absent = new Map<string, number>();
     const idle = new Map<string, number>();
@@ -80,21 +79,26 @@ export class Lanes {
     for (const [key, lane] of this.#lanes) {
       lane.absent = absent.get(key) ?? 0;
       lane.prefillOnly = idle.get(key) ?? 0;
-      lane.become(numbers.get(key) ?? []);
-      this.#options.onChange(lane); // the same workers may be other ones than before, too
-      if (lane.numbers.length === 0 && lane.absent === 0 && lane.prefillOnly === 0) this.#lanes.delete(key);
+      lane.become(numbers.get(key) ?? [], changed);
+      if (isOver(lane)) this.#lanes.delete(key);
     }
   }
 
-  /** Something else than a load. Policies are told of numbers that stand for another worker, or for none. */
-  #hasChanged(workers: readonly (Worker | undefined)[]): boolean {
-    let hasChanged = false;
+  /** Nobody waits in it any more. */
+  emptied(lane: Lane): void {
+    if (!isOver(lane)) return;
+    for (const [key, one] of this.#lanes) if (one === lane) this.#lanes.delete(key);
+  }
+
+  /** Of which something else than the load is another one. Policies are told of numbers that stand for another worker, or for none. */
+  #changed(workers: readonly (Worker | undefined)[]): number[] {
+    const changed: number[] = [];
     for (let number = 0; number < Math.max(workers.length, this.#seen.length); number++) {
       const worker = workers[number];
       const seen = this.#seen[number];
       const isSame = worker?.record === seen?.record && worker?.state === seen?.state && worker?.facts === seen?.facts;
       if (isSame && worker?.leaning === seen?.leaning) continue;
-      hasChanged = true;
+      changed.push(number);
       const isOther = seen !== undefined && seen.record.name !== worker?.record.name;
       // Away or another one: what it was computing, it does not go on with.
       const isAway = seen?.state === 'ready' && worker?.state !== 'ready';
@@ -105,7 +109,7 @@ export class Lanes {
       const { record, state, facts, leaning } = worker ?? {};
       this.#seen[number] = record && { record, state: state!, facts, leaning };
     }
-    return hasChanged;
+    return changed;
   }
 
   /** Of both roles, and allowed: who would take it if nobody else does. */
@@ -119,6 +123,10 @@ export class Lanes {
     return names;
   }
 }
+
+/** No worker is there of it, and nobody waits to be told so. */
+const isOver = ({ numbers, absent, prefillOnly, waiters }: Lane): boolean =>
+  numbers.length + absent + prefillOnly + waiters.size === 0;
 
 /** Why nobody can be chosen for it. */
 export function nobodyFor({ model, among, except }: DispatchRequest, lane: Lane | undefined): KvError {

@@ -3,6 +3,7 @@ import type { Keys } from '@kvtier/kv-index';
 import type { Worker } from '@kvtier/registry';
 import type { RoutedRequest } from '@kvtier/routing';
 import type { Choice, DispatchRequest } from './choice.ts';
+import { Numbers } from './numbers.ts';
 import type { Held } from './ports.ts';
 
 /** What a request that waits was told of the index is looked up again after so long. */
@@ -20,6 +21,9 @@ export class Pending implements RoutedRequest {
   /** Seconds of work at best. */
   needsS = 0;
   matches: readonly Held[] = [];
+  /** The workers that it may have, and of how many changes of them that is known (`waiters.ts`). */
+  readonly allowed = new Numbers();
+  checkedAt = -1;
   /** While it waits. */
   settle: ((outcome: Choice | Error) => void) | undefined;
   #version = -1;

@@ -17,6 +17,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
+const patience = { timeout: 20_000, interval: 5 };
 const blocks = 10;
 type Follow = (number: number, request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent) => Promise<void>;
 
@@ -138,7 +139,7 @@ it('who failed is not asked again for the same prompt', async () => {
     await over;
   };
   const asked = ask();
-  await vi.waitFor(() => expect(requests.length).toBe(3));
+  await vi.waitFor(() => expect(requests.length).toBe(3), patience);
   await new Promise(setImmediate);
   ended();
   await asked;

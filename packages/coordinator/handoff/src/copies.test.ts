@@ -12,6 +12,7 @@ const logger = createLogger('copies-test', 'silent');
 const blockTokens = 16;
 const tokens = Array.from({ length: 20 * blockTokens + 5 }, (_, i) => i);
 const keys = Int32Array.from({ length: 40 }, (_, i) => 1_000 + i);
+const patience = { timeout: 20_000, interval: 5 };
 let copies: Copies | undefined;
 afterEach(() => copies?.close());
 
@@ -90,7 +91,8 @@ it.each([
   rig.answer = answer;
   rig.came(50);
   rig.copies.look(performance.now());
-  await vi.waitUntil(async () => (await rig.ends()).includes('kvtier_copies_total{why="hot",outcome="refused"} 1'));
+  const refused = 'kvtier_copies_total{why="hot",outcome="refused"} 1';
+  await vi.waitUntil(async () => (await rig.ends()).includes(refused), patience);
   rig.copies.look(performance.now());
   expect(rig.asked.length).toBe(1);
 });

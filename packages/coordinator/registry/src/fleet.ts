@@ -282,6 +282,8 @@ export class Fleet {
       const { name, address } = member.record;
       const owner = owners.get(name);
       if (owner) {
+        // It may have had the name while the owner was leaving, and wait for its line since.
+        this.#lines.drop(member);
         const taken = `is the name of the worker at ${owner.record.address} already`;
         member.refuse(`worker ${name} at ${address}: ${taken}; give each worker a name of its own`);
         continue;

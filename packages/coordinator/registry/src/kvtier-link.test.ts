@@ -101,7 +101,7 @@ it('closed while a worker that hangs is asked what it is: nobody waits for its a
   const sockets: Socket[] = [];
   const server = createServer((socket) => void sockets.push(socket));
   await new Promise<void>((resolve) => server.listen(`${dir}/hangs.sock`, resolve));
-  const askMs = 4_000;
+  const askMs = 60_000;
   const link = new KvtierLink({
     ...{ name: 'engine', address: `unix:${dir}/hangs.sock`, sender: 's', media: [], tls: undefined },
     ...{ host: calm, times: { ...linkTimes, askMs } },

@@ -23,6 +23,11 @@ export class LineTurns {
     this.#goOn();
   }
 
+  /** Nothing that waits is done for this member. */
+  drop(member: Member): void {
+    this.#works.delete(member);
+  }
+
   /** Resolves when nothing waits any more. */
   async done(): Promise<void> {
     while (this.#works.size > 0) await new Promise<void>((resolve) => void setImmediate(resolve));

@@ -1,12 +1,14 @@
 /** A fleet of many: what each of them costs, and the numbers that they are known by. */
 import { createLogger } from '@kvtier/telemetry';
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { Fleet } from './fleet.ts';
 import { linesPerTurn } from './line-turns.ts';
 import { Member } from './member.ts';
+import { Pod } from './testing/pod.ts';
 import { SpokenDiscovery } from './testing/rig.ts';
 
 const maxWorkers = 64;
+const patience = { timeout: 20_000, interval: 5 };
 let fleet: Fleet;
 let discovery: SpokenDiscovery;
 beforeEach(async () => {
@@ -25,7 +27,7 @@ const pod = (name: string) => ({ name, kind: 'openai' as const, address: 'http:/
 it('those that have not measured ask the others once for all of them', async () => {
   const count = 50;
   discovery.say(...Array.from({ length: count }, (_, i) => pod(`w${i}`)));
-  await vi.waitUntil(() => (fleet.workers() as readonly Member[]).every(({ link }) => link !== undefined));
+  await vi.waitUntil(() => (fleet.workers() as readonly Member[]).every(({ link }) => link !== undefined), patience);
   const looks = vi.spyOn(Member.prototype, 'measuredPrefillTokensPerS', 'get');
   const rates = fleet.workers().map((worker) => worker!.load.prefillTokensPerS);
   expect(new Set(rates)).toEqual(new Set([2_000]));
@@ -112,6 +114,29 @@ describe('lines of a long list', () => {
     discovery.say(...list.slice(1), { ...pod('w60'), address: 'http://127.0.0.1:2' });
     const [first, second] = fleet.workers().filter((one) => one!.record.name === 'w60');
     expect([first!.state, second!.state]).toEqual(['joining', 'refused']);
+  });
+
+  it('are not opened of one whose name came back to the worker that still had requests', async () => {
+    const server = new Pod();
+    await server.start();
+    onTestFinished(() => server.stop());
+    const [first, second] = [{ ...pod('w0'), address: server.address }, pod('w0')];
+    discovery.say(first);
+    await vi.waitFor(() => expect(fleet.workers()[0]!.state).toBe('ready'), patience);
+    fleet.sent(0, { requestId: 'r', tokensAhead: 1, blocks: 1, loadS: 0 });
+    const { opened } = spies();
+    discovery.say(...list.slice(2), second);
+    discovery.say(first, ...list.slice(2), second);
+    await mostATurn(opened);
+    expect(names(opened)).toEqual(list.slice(2).map(({ name }) => name));
+    expect(fleet.workers().flatMap((one) => (one?.record.name === 'w0' ? [one.state] : []))).toEqual([
+      'ready',
+      'refused',
+    ]);
+    // It is when the other has ended what it had.
+    discovery.say(...list.slice(2), second);
+    await mostATurn(opened);
+    expect(opened.at(-1)!.record).toMatchObject(second);
   });
 
   it('are all closed when the fleet is, and none is opened any more', async () => {

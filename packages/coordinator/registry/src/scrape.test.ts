@@ -174,6 +174,7 @@ vllm:inter_token_latency_seconds_count 200`;
       'w',
       `${least}${'other_metric{a="b",c="d"} 1\n'.repeat(100_000)}vllm:num_requests_waiting{${'a="b",'.repeat(100_000)}} 1`,
     );
-    expect(performance.now() - from).toBeLessThan(2_000);
+    // Linear, some 30 ms; with the square of either length it would be minutes.
+    expect(performance.now() - from).toBeLessThan(10_000);
   });
 });

@@ -15,6 +15,9 @@
  *   - Where it would wait though some worker has nothing to do, it may go to that one, for those that come after it (`rent-or-buy.ts`).
  *
  * Without a queue, this is the policy itself: the first look sends the request. Bounded: beyond `maxHeld` nothing is taken.
+ *
+ * A look at many requests and workers may take longer than a turn should: the caller says when its time is over, and it goes on in a later
+ * turn from where it stopped, with what was claimed. Else those in front, whom no worker that is open suits, would be all that is looked at.
  */
 import { Arrivals } from './arrivals.ts';
 import { LongestAnswer } from './longest-answer.ts';
@@ -43,6 +46,25 @@ const likelyTokens = 512;
 /** What a token of an answer costs its worker, for the order alone: a tenth of a step's least. */
 const answerMs = 0.1;
 
+/** What keeps one look short. */
+export interface LookLimits {
+  /** Whether some worker that it may have is open. Who has none is not considered: he would only keep others from being. Default: all. */
+  readonly mayGo?: (request: RoutedRequest) => boolean;
+  /** The time for this turn is over; asked before each request. Default: never. */
+  readonly isOver?: () => boolean;
+}
+
+/** A look that is under way. */
+interface Pass<T> {
+  readonly look: Look;
+  readonly order: readonly Held<T>[];
+  /** How far it has come. */
+  at: number;
+  hasGiven: boolean;
+  /** Its time was over before all of them had been considered. */
+  isCut: boolean;
+}
+
 export interface Assignment<T> {
   readonly item: T;
   readonly worker: number;
@@ -60,6 +82,9 @@ export class LateBinding<T> {
   /** What those that wait need, in ms. */
   #queuedMs = 0;
   #workers = 1;
+  #pass: Pass<T> | undefined;
+  /** Of those that wait, who needs the fewest blocks; undefined: nobody knows, or nobody waits. */
+  #smallest: Held<T> | undefined;
 
   constructor(options: LateBindingOptions = lateBindingDefaults) {
     this.#options = options;
@@ -74,11 +99,23 @@ export class LateBinding<T> {
     return this.#held.length >= this.#options.maxHeld;
   }
 
+  /** Some that wait have not been considered by the look that was begun. */
+  get isMidway(): boolean {
+    return this.#pass?.isCut === true;
+  }
+
+  /** Who needs the fewest blocks: where there is no room for this one, there is for none. */
+  get smallest(): RoutedRequest | undefined {
+    for (const held of this.#smallest === undefined ? this.#held : [])
+      if (this.#smallest === undefined || blocksOf(held) < blocksOf(this.#smallest)) this.#smallest = held;
+    return this.#smallest?.request;
+  }
+
   /** `needsMs`: what it takes at best, from its prompt and what is held of it. */
   add(item: T, request: RoutedRequest, nowMs: number, needsMs: number): void {
     this.#arrivals.came(nowMs, needsMs);
     this.#queuedMs += needsMs;
-    this.#held.push({
+    const held: Held<T> = {
       item,
       request,
       sinceMs: nowMs,
@@ -89,7 +126,11 @@ export class LateBinding<T> {
       knownAtMs: Number.NEGATIVE_INFINITY,
       hasPaid: false,
       roomSinceMs: undefined,
-    });
+      isGone: false,
+    };
+    const smallest = this.#held.length === 0 ? held : this.#smallest;
+    if (smallest !== undefined) this.#smallest = blocksOf(held) < blocksOf(smallest) ? held : smallest;
+    this.#held.push(held);
   }
 
   /** The request goes, served or not. */
@@ -97,6 +138,8 @@ export class LateBinding<T> {
     const at = this.#held.findIndex((held) => held.item === item);
     if (at < 0) return;
     const [gone] = this.#held.splice(at, 1);
+    gone!.isGone = true;
+    if (gone === this.#smallest) this.#smallest = undefined;
     this.#queuedMs = this.#held.length === 0 ? 0 : this.#queuedMs - gone!.promptMs;
   }
 
@@ -107,40 +150,74 @@ export class LateBinding<T> {
   }
 
   /** The next request that can be given to a worker now, if there is one; to be asked until there is none. */
-  take(statesFor: StatesFor, nowMs: number, random: Random): Assignment<T> | undefined {
-    const { knownMs = usualKnownMs } = this.#options;
-    const look = new Look(this.#options.openS, this.#held.length, nowMs);
-    for (const held of this.#first(nowMs)) {
-      // The first one is always asked for: it tells the loads, too.
-      if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) know(held, statesFor, nowMs, look, this.#underWay);
-      if (!look.mayOpen(held)) continue;
-      let best = look.best(held, random);
-      let idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
-      if ((idle !== undefined || look.isOpen(held, best)) && held.knownAtMs < nowMs) {
-        know(held, statesFor, nowMs, look, this.#underWay);
-        if (held.workers.length === 0) continue;
-        best = look.best(held, random);
-        idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
-      }
-      if (idle !== undefined) {
-        const rentS = look.rentS(held, best, idle);
-        if (rentS > 0) {
-          held.hasPaid = true;
-          const { blocks } = held.known[best]!.match;
-          const priceS = look.moreWorkS(held, idle, best);
-          if (this.#rents.pays(held.request.keys, blocks, rentS, priceS, nowMs)) best = idle;
+  take(statesFor: StatesFor, nowMs: number, random: Random, limits: LookLimits = {}): Assignment<T> | undefined {
+    for (;;) {
+      const pass = this.#passAt(nowMs, limits);
+      let knowsLoads = false;
+      for (; pass.at < pass.order.length; pass.at++) {
+        const held = pass.order[pass.at]!;
+        if (held.isGone) continue;
+        pass.isCut = limits.isOver?.() === true;
+        if (pass.isCut) return undefined;
+        // The first one is always asked for: it tells the loads, too.
+        if (!knowsLoads) {
+          know(held, statesFor, nowMs, pass.look, this.#underWay);
+          pass.look.goesOn(this.#held.length, nowMs);
+          knowsLoads = true;
         }
+        const worker = this.#workerFor(held, pass.look, statesFor, random);
+        if (worker === undefined) continue;
+        pass.at++;
+        pass.hasGiven = true;
+        this.#gives(pass.look, held, worker, nowMs);
+        return { item: held.item, worker, held: held.known[worker]! };
       }
-      const open = look.roomBeside(held, best, random);
-      held.roomSinceMs = open === undefined ? undefined : (held.roomSinceMs ?? nowMs);
-      // Of those who wait for room nobody knows how long: at most twice is paid what who knows it pays (as in `rent-or-buy.ts`).
-      if (open !== undefined && nowMs - held.roomSinceMs! >= look.priceForAllS(held, open, best) * 1000) best = open;
-      if (look.isOpen(held, best) && !this.#keepsFree(look, held, best, nowMs)) {
-        this.#gives(look, held, best, nowMs);
-        return { item: held.item, worker: best, held: held.known[best]! };
-      }
-      look.claim(held, best);
+      this.#pass = undefined;
+      // What was given may be what others waited for behind it; and there is a place for more among those that are considered.
+      if (!pass.hasGiven) return undefined;
     }
+  }
+
+  /** The look that is under way, or another one. Of another time it goes on only where its own was over. */
+  #passAt(nowMs: number, { mayGo }: LookLimits): Pass<T> {
+    const { openS, knownMs = usualKnownMs } = this.#options;
+    const begun = this.#pass;
+    const sinceMs = begun === undefined ? 0 : nowMs - begun.look.nowMs;
+    if (begun !== undefined && (sinceMs === 0 || (begun.isCut && sinceMs <= knownMs))) return begun;
+    const look = new Look(openS, this.#held.length, nowMs);
+    this.#pass = { look, order: this.#first(nowMs, mayGo), at: 0, hasGiven: false, isCut: false };
+    return this.#pass;
+  }
+
+  /** The worker that it can be given to now. Where there is none, it claims its place. */
+  #workerFor(held: Held<T>, look: Look, statesFor: StatesFor, random: Random): number | undefined {
+    const { knownMs = usualKnownMs } = this.#options;
+    const { nowMs } = look;
+    if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) know(held, statesFor, nowMs, look, this.#underWay);
+    if (!look.mayOpen(held)) return undefined;
+    let best = look.best(held, random);
+    let idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
+    if ((idle !== undefined || look.isOpen(held, best)) && held.knownAtMs < nowMs) {
+      know(held, statesFor, nowMs, look, this.#underWay);
+      if (held.workers.length === 0) return undefined;
+      best = look.best(held, random);
+      idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
+    }
+    if (idle !== undefined) {
+      const rentS = look.rentS(held, best, idle);
+      if (rentS > 0) {
+        held.hasPaid = true;
+        const { blocks } = held.known[best]!.match;
+        const priceS = look.moreWorkS(held, idle, best);
+        if (this.#rents.pays(held.request.keys, blocks, rentS, priceS, nowMs)) best = idle;
+      }
+    }
+    const open = look.roomBeside(held, best, random);
+    held.roomSinceMs = open === undefined ? undefined : (held.roomSinceMs ?? nowMs);
+    // Of those who wait for room nobody knows how long: at most twice is paid what who knows it pays (as in `rent-or-buy.ts`).
+    if (open !== undefined && nowMs - held.roomSinceMs! >= look.priceForAllS(held, open, best) * 1000) best = open;
+    if (look.isOpen(held, best) && !this.#keepsFree(look, held, best, nowMs)) return best;
+    look.claim(held, best);
     return undefined;
   }
 
@@ -179,7 +256,7 @@ export class LateBinding<T> {
   }
 
   /** Those that a look considers: who must begin now, then the largest response ratio first; of equal ones, who came first. */
-  #first(nowMs: number): Held<T>[] {
+  #first(nowMs: number, mayGo: LookLimits['mayGo']): Held<T>[] {
     const first: Held<T>[] = [];
     const ratios: number[] = [];
     const now = this.#mustBegin(nowMs);
@@ -188,10 +265,11 @@ export class LateBinding<T> {
       let at = first.length;
       if (at === this.#options.maxLooked) {
         if (ratio <= ratios[at - 1]!) continue;
+        if (mayGo?.(held.request) === false) continue;
         first.pop();
         ratios.pop();
         at--;
-      }
+      } else if (mayGo?.(held.request) === false) continue;
       while (at > 0 && ratios[at - 1]! < ratio) at--;
       first.splice(at, 0, held);
       ratios.splice(at, 0, ratio);
@@ -199,6 +277,9 @@ export class LateBinding<T> {
     return first;
   }
 }
+
+const blocksOf = ({ request: { tokens, maxTokens, blockTokens } }: Held<unknown>): number =>
+  Math.ceil((tokens + maxTokens) / blockTokens);
 
 function longest<T>(held: readonly Held<T>[], of: (held: Held<T>) => number): Held<T> | undefined {
   let first: Held<T> | undefined;

@@ -1,7 +1,10 @@
 /** What the queue in front of the workers (`late-binding.ts`) knows while it looks who can go: those that wait, and the workers' loads. */
+import { maxMedia } from '@kvtier/kv-index';
 import {
+  almostOne,
   bringSecondsOf,
   computedTokensOf,
+  costBeforeS,
   costOf,
   type HeldOfPrompt,
   isFull,
@@ -34,10 +37,22 @@ export interface Held<T> {
   hasPaid: boolean;
   /** Since when it has waited for room on one worker while another one was open; undefined: it does not. */
   roomSinceMs: number | undefined;
+  /** It waits no more. */
+  isGone: boolean;
 }
 
-/** What is known of every worker for one request; used until the next call. Loads are the same for all requests. */
+/**
+ * What is known of every worker for one request; used until the next call. Loads are the same for all requests of a look, but for those that
+ * were given meanwhile.
+ */
 export type StatesFor = (request: RoutedRequest) => readonly (WorkerState | undefined)[];
+
+/** Of a worker that holds nothing of a prompt, as most do: one object for all of them. */
+const holdsNothing: HeldOfPrompt = {
+  match: { blocks: 0, byMedium: new Int32Array(maxMedia) },
+  remoteBlocks: 0,
+  remoteMedium: 0,
+};
 
 /** Asks again what the workers hold of its prompt. */
 export function know(held: Held<unknown>, statesFor: StatesFor, nowMs: number, look: Look, underWay: UnderWay): void {
@@ -45,9 +60,9 @@ export function know(held: Held<unknown>, statesFor: StatesFor, nowMs: number, l
   held.known = statesFor(held.request).map((state, worker) => {
     if (state === undefined) return undefined;
     held.workers.push(worker);
-    look.loads[worker] = state;
+    look.tells(worker, state);
     const { match, remoteBlocks, remoteMedium } = state;
-    return { match, remoteBlocks, remoteMedium };
+    return match.blocks + remoteBlocks === 0 ? holdsNothing : { match, remoteBlocks, remoteMedium };
   });
   held.knownAtMs = nowMs;
   const { known, workers } = held;
@@ -79,12 +94,16 @@ const openSteps = 1.025;
 export const opensAtS = ({ maxStepTokens = usualStepTokens, prefillTokensPerS }: WorkerState, mostS: number): number =>
   Math.min(Math.max((openSteps * maxStepTokens) / prefillTokensPerS, leastOpenS), mostS);
 
-/** One look at those that wait: the workers' loads, and what has been claimed of them. */
+/** One look at those that wait: the workers' loads, and what has been claimed of them. It may go on in a later turn (`goesOn`). */
 export class Look {
   readonly #openS: number;
-  readonly #waiting: number;
-  readonly #nowMs: number;
+  #waiting: number;
+  #nowMs: number;
   readonly loads: WorkerState[] = [];
+  /** Of each worker, seconds that nobody's cost there is below. */
+  readonly #beforeS: number[] = [];
+  /** Those that had time when it began or went on, and may have none by now: all that somebody can be given to. */
+  readonly #open: number[] = [];
   /** Seconds, of what is computed and of loads. */
   readonly #claims: number[] = [];
   readonly #loadClaims: number[] = [];
@@ -95,6 +114,30 @@ export class Look {
     this.#waiting = waiting;
   }
 
+  get nowMs(): number {
+    return this.#nowMs;
+  }
+
+  /** Later, or after somebody was given to a worker: loads are other ones than they were. */
+  goesOn(waiting: number, nowMs: number): void {
+    this.#waiting = waiting;
+    this.#nowMs = nowMs;
+    this.#open.length = 0;
+    for (let worker = 0; worker < this.loads.length; worker++) this.#looksAt(worker);
+  }
+
+  tells(worker: number, load: WorkerState): void {
+    const isNew = this.loads[worker] === undefined;
+    this.loads[worker] = load;
+    if (isNew) this.#looksAt(worker);
+  }
+
+  #looksAt(worker: number): void {
+    const load = this.loads[worker];
+    this.#beforeS[worker] = load === undefined ? 0 : costBeforeS(load);
+    if (this.#hasTime(worker)) this.#open.push(worker);
+  }
+
   /** The loads of all workers that may have it. */
   knowsAll({ workers }: Held<unknown>): boolean {
     for (const worker of workers) if (this.loads[worker] === undefined) return false;
@@ -102,8 +145,8 @@ export class Look {
   }
 
   /** Some worker has time for it; whether it has room is seen later. */
-  mayOpen({ workers }: Held<unknown>): boolean {
-    for (const worker of workers) if (this.#hasTime(worker)) return true;
+  mayOpen({ known }: Held<unknown>): boolean {
+    for (const worker of this.#open) if (known[worker] !== undefined && this.#hasTime(worker)) return true;
     return false;
   }
 
@@ -116,28 +159,41 @@ export class Look {
 
   /** The worker that serves it soonest. There is one. */
   best({ request, workers, known }: Held<unknown>, random: Random): number {
+    const { tokens, blockTokens } = request;
     const { atWorkers, all } = this.#crowd(workers);
-    return leastBy(workers, random, (worker) => {
+    let best = workers[0]!;
+    let least = Number.POSITIVE_INFINITY;
+    let ties = 0;
+    for (const worker of workers) {
       const load = this.loads[worker]!;
+      const held = known[worker]!;
       const claimed = this.#claims[worker] ?? 0;
-      const claimedLoad = this.#loadClaims[worker] ?? 0;
       // Nobody waits in front of the workers for one that has nothing to do.
       const weight = this.aheadS(worker) === 0 ? atWorkers : all;
-      return costOf(request, load, claimed, claimedLoad, weight, known[worker]!);
-    });
+      // It costs no less than what is ahead there and what it would compute: that alone tells most from the best one.
+      const computed = Math.max(tokens - (held.match.blocks + held.remoteBlocks) * blockTokens, 1);
+      const queuedTokens = load.tokensAhead - (load.stepTokens ?? 0) + computed * weight;
+      const mostS = least * almostOne - claimed - this.#beforeS[worker]!;
+      if (queuedTokens > mostS * load.prefillTokensPerS) continue;
+      const cost = costOf(request, load, claimed, this.#loadClaims[worker] ?? 0, weight, held);
+      if (cost < least) {
+        best = worker;
+        least = cost;
+        ties = 1;
+      } else if (cost === least && random() * ++ties < 1) best = worker;
+    }
+    return best;
   }
 
   /** It would wait for `best`, which holds some of it: the worker that has nothing to do and serves it soonest, if there is one. */
-  idleBeside({ request, workers, known }: Held<unknown>, best: number, random: Random): number | undefined {
+  idleBeside(held: Held<unknown>, best: number, random: Random): number | undefined {
+    const { request, known } = held;
     if (known[best]!.match.blocks === 0) return undefined;
-    let found = false;
-    const idle = leastBy(workers, random, (worker) => {
-      const load = this.loads[worker]!;
-      if (worker === best || this.aheadS(worker) > 0 || roomS(request, load) > 0) return Number.POSITIVE_INFINITY;
-      found = true;
-      return costOf(request, load, 0, 0, 1, known[worker]!);
-    });
-    return found ? idle : undefined;
+    return this.#soonest(
+      held,
+      random,
+      (worker) => worker !== best && this.aheadS(worker) === 0 && roomS(request, this.loads[worker]!) === 0,
+    );
   }
 
   /**
@@ -145,15 +201,19 @@ export class Look {
    * nobody knows; what it freed a second says nothing of the one answer that runs on.
    */
   roomBeside(held: Held<unknown>, best: number, random: Random): number | undefined {
-    const { request, workers, known } = held;
-    if (!this.#hasTime(best) || roomS(request, this.loads[best]!) === 0) return undefined;
-    let found = false;
-    const open = leastBy(workers, random, (worker) => {
-      if (!this.isOpen(held, worker)) return Number.POSITIVE_INFINITY;
-      found = true;
-      return costOf(request, this.loads[worker]!, 0, 0, 1, known[worker]!);
-    });
-    return found ? open : undefined;
+    if (!this.#hasTime(best) || roomS(held.request, this.loads[best]!) === 0) return undefined;
+    return this.#soonest(held, random, (worker) => this.isOpen(held, worker));
+  }
+
+  /** Of those with time which it may have and that are wanted. */
+  #soonest(
+    { request, known }: Held<unknown>,
+    random: Random,
+    isWanted: (worker: number) => boolean,
+  ): number | undefined {
+    const wanted = this.#open.filter((worker) => known[worker] !== undefined && isWanted(worker));
+    if (wanted.length === 0) return undefined;
+    return leastBy(wanted, random, (worker) => costOf(request, this.loads[worker]!, 0, 0, 1, known[worker]!));
   }
 
   /** What it waits longer at `best` than it would at the other one, if that held as much of it. */

@@ -1,27 +1,25 @@
 /**
  * What was sent where: a tree of prompts with the workers that got them, for policies that guess what a worker holds. The
  * coordinator's KV index does the work; each worker is a source of its own in it, and forgets the blocks that were sent to
- * it longest ago when it has more than `maxBlocksPerWorker`, or when all together have more than fit: then the worker with
+ * it longest ago when it has more than it may (`maxBlocksPerWorker`), or when all together have more than fit: then the worker with
  * the most blocks forgets.
  */
 import { type Keys, KvIndex } from '@kvtier/kv-index';
 
-/** Of a block in a map by its name: the entry, at a table that is half full at worst, and its name on the heap. */
+/** Of a block in a set of names: the entry, at a table that is half full at worst, and its name on the heap. */
 const orderBytes = 112;
 
 export interface PrefixMemoryOptions {
   /** Half for the index, half for the order in which blocks are forgotten. */
   readonly maxBytes: number;
-  /** Infinity: as the bound on bytes allows. */
+  /** Infinity: as the bound on bytes allows, or as `sent` says. */
   readonly maxBlocksPerWorker: number;
-  /** Blocks not sent for so long are forgotten; Infinity: never. */
-  readonly ttlMs: number;
 }
 
 interface Sent {
   readonly source: number;
-  /** Block → when it was last sent, the longest ago first. */
-  readonly blocks: Map<bigint, number>;
+  /** Those sent the longest ago first. */
+  readonly blocks: Set<bigint>;
 }
 
 export class PrefixMemory {
@@ -52,7 +50,8 @@ export class PrefixMemory {
     return this.#of(worker).blocks.size;
   }
 
-  sent(keys: Keys, worker: number, nowMs: number): void {
+  /** `maxBlocks`: of this worker, where that follows from the blocks' size. */
+  sent(keys: Keys, worker: number, maxBlocks: number = this.#options.maxBlocksPerWorker): void {
     const to = this.#of(worker);
     const { source, blocks } = to;
     const before = blocks.size;
@@ -64,13 +63,15 @@ export class PrefixMemory {
         this.#store(source, keys, i + 1, end);
         end = i;
       }
-      blocks.set(words[i]!, nowMs);
+      blocks.add(words[i]!);
     }
     this.#store(source, keys, 0, end);
     this.#blocks += blocks.size - before;
-    const { maxBlocksPerWorker, ttlMs } = this.#options;
-    this.#forget(to, (at) => blocks.size > maxBlocksPerWorker || nowMs - at > ttlMs);
-    while (this.#blocks > this.#maxBlocks) this.#forget(this.#largest(), () => this.#blocks > this.#maxBlocks);
+    this.#forget(to, blocks.size - maxBlocks);
+    while (this.#blocks > this.#maxBlocks) {
+      const largest = this.#largest();
+      this.#forget(largest, Math.min(this.#blocks - this.#maxBlocks, largest.blocks.size));
+    }
   }
 
   left(worker: number): void {
@@ -81,14 +82,18 @@ export class PrefixMemory {
     this.#sent[worker] = undefined;
   }
 
-  /** The blocks sent longest ago, while they are to go. */
-  #forget({ source, blocks }: Sent, goes: (sentMs: number) => boolean): void {
-    for (const [block, at] of blocks) {
-      if (!goes(at)) return;
+  /** So many blocks, those sent the longest ago. */
+  #forget({ source, blocks }: Sent, count: number): void {
+    if (count <= 0) return;
+    const gone = new BigInt64Array(count);
+    let at = 0;
+    for (const block of blocks) {
+      if (at === count) break;
+      gone[at++] = block;
       blocks.delete(block);
-      this.#blocks--;
-      this.#index.removed(source, 0, new Int32Array(BigInt64Array.of(block).buffer));
     }
+    this.#blocks -= count;
+    this.#index.removed(source, 0, new Int32Array(gone.buffer));
   }
 
   #largest(): Sent {
@@ -106,7 +111,7 @@ export class PrefixMemory {
   #of(worker: number): Sent {
     let sent = this.#sent[worker];
     if (sent === undefined) {
-      sent = { source: this.#index.addSource(), blocks: new Map() };
+      sent = { source: this.#index.addSource(), blocks: new Set() };
       this.#sent[worker] = sent;
     }
     return sent;

@@ -7,7 +7,7 @@ import type { KvEventPublisher } from '@kvtier/events';
 import type { Executor } from '@kvtier/executor';
 import type { CacheUse, EngineStats } from '@kvtier/scheduler';
 import { Counter, Gauge, Histogram, processMetrics, Registry, secondsBuckets } from '@kvtier/telemetry/metrics';
-import type { StatsResult } from '@kvtier/wire';
+import { nodeMetricsText } from '@kvtier/telemetry/node-metrics';
 import type { WorkerConnector } from './open-connector.ts';
 
 export interface MetricsSources {
@@ -145,7 +145,7 @@ export class WorkerMetrics {
   /** Prometheus' text form. Never waits longer than a fraction of a second for the cache node. */
   async text(): Promise<string> {
     const [own, stats] = await Promise.all([this.#registry.metrics(), this.#sources.connector?.stats(statsDeadlineMs)]);
-    return stats ? `${own.trimEnd()}\n\n${await tierText(stats)}` : own;
+    return stats ? `${own.trimEnd()}\n\n${nodeMetricsText(stats)}` : own;
   }
 
   /** What runs the model there, and whether the arenas are pinned: what is not is copied at the speed of the CPU. */
@@ -225,29 +225,4 @@ export class WorkerMetrics {
       },
     });
   }
-}
-
-const tierGauges = ['blocks', 'bytes', 'capacityBytes', 'hits', 'misses', 'evictions', 'corrupt'] as const;
-
-/** The node's statistics, in a registry of their own: a tier that is gone leaves no stale figure behind. */
-async function tierText({ tiers, counters }: StatsResult): Promise<string> {
-  const registry = new Registry();
-  const gauge = (name: string, help: string, ...labelNames: string[]) =>
-    new Gauge({ name: `kvtier_${name}`, help, labelNames, registers: [registry] });
-  for (const field of tierGauges) {
-    const name = field.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
-    const family = gauge(`tier_${name}`, `${name.replace('_', ' ')} of a tier, as the cache node tells it`, 'tier');
-    for (const tier of tiers) family.set({ tier: tier.tier }, Number(tier[field]));
-  }
-  const inService = gauge('tier_in_service', '0: the tier is out of service', 'tier');
-  for (const tier of tiers) inService.set({ tier: tier.tier }, Number(tier.inService));
-  const details = gauge('tier_detail', 'What only this kind of tier has or counts, by name', 'tier', 'name');
-  for (const { tier, detail } of tiers)
-    for (const [name, value] of Object.entries(detail)) details.set({ tier, name }, value);
-  gauge('node_longest_turn_seconds', 'CPU time of the longest turn of the node’s event loop').set(
-    Number(counters['turns.longest_us'] ?? 0n) / 1e6,
-  );
-  const events = gauge('node_events', 'What the cache node counts, by name', 'event');
-  for (const [event, count] of Object.entries(counters)) events.set({ event }, Number(count));
-  return await registry.metrics();
 }

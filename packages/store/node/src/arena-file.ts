@@ -31,6 +31,8 @@ export interface ArenaFile {
   readonly path: string;
   /** What was asked for; on hugetlbfs the whole huge pages of it. */
   readonly bytes: number;
+  /** false: its folder is on a disk, and the kernel writes what changes in the arena there. */
+  readonly isInMemory: boolean;
   /** How its memory is mapped, as the kernel said a minute ago at most. Never waits: a large arena takes it a while. */
   pages(): ArenaPages;
   readonly handle: ArenaHandle;
@@ -50,7 +52,8 @@ export interface ArenaPages {
   readonly hugeBytes: number;
 }
 
-const hugetlbfsMagic = 0x958458f6;
+/** As statfs(2) tells file systems in memory. */
+const [tmpfsMagic, ramfsMagic, hugetlbfsMagic] = [0x01021994, 0x858458f6, 0x958458f6];
 const smallPageBytes = 4096;
 
 const lookAgainMs = 60_000;
@@ -165,9 +168,11 @@ export function createArenaFile(
       unlinkSync(file);
     };
     const isByteHeld = (byte: number): boolean => native.isByteHeld(lock, byte);
+    const isInMemory = [tmpfsMagic, ramfsMagic, hugetlbfsMagic].includes(type);
     const watch = new PageWatch(file, bytes, pageBytes);
     const pages = (): ArenaPages => watch.pages();
-    return { path: file, bytes, pages, isByteHeld, held, handle, id: native.arenaId(handle), close, removed };
+    const id = native.arenaId(handle);
+    return { path: file, bytes, isInMemory, pages, isByteHeld, held, handle, id, close, removed };
   } catch (error) {
     throw KvError.from(error, 'SETUP');
   }

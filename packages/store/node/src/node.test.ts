@@ -1,7 +1,7 @@
 /** A whole node in this process, with a real arena: bytes go in and come out right, and its end leaves nothing. */
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statfsSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { native } from '@kvtier/data-plane';
@@ -191,4 +191,43 @@ it('the arena of a node that was killed is removed by the next one, and only tha
   } finally {
     rmSync(stranger);
   }
+});
+
+it('answers probes from before its tiers are open until all of it is closed', async () => {
+  const node = await open({ operations: { host: '127.0.0.1', port: 0 } });
+  const ready = async (): Promise<readonly [number, unknown]> => {
+    const answer = await fetch(`${node.operationsUrl}/health/ready`);
+    return [answer.status, await answer.json()];
+  };
+  expect(await ready()).toEqual([200, { status: 'ok' }]);
+  let end = (): void => {};
+  const { store } = node;
+  const hang = vi.spyOn(store, 'close').mockImplementation(async () => {
+    await new Promise<void>((resolve) => {
+      end = resolve;
+    });
+    hang.mockRestore();
+    await store.close();
+  });
+  const closed = node.close();
+  await vi.waitUntil(() => hang.mock.calls.length > 0);
+  expect(await ready()).toEqual([503, { status: 'unavailable', why: 'draining: the node ends' }]);
+  expect((await fetch(`${node.operationsUrl}/health/live`)).status).toBe(200);
+  expect(await (await fetch(`${node.operationsUrl}/metrics`)).text()).toContain('kvtier_tier_blocks{tier="arena"} 0');
+  end();
+  await closed;
+  await expect(ready()).rejects.toThrow();
+  const quiet = await open();
+  expect(quiet.operationsUrl).toBeUndefined();
+  await quiet.close();
+});
+
+it('says so where its arena lies on a disk, and serves', async () => {
+  const isOnDisk = statfsSync(folder).type !== statfsSync(arenaDir).type;
+  const lines: string[] = [];
+  const log = { ...silent, warn: (_fields: object, line: string) => void lines.push(line) };
+  await (await open({ log })).close();
+  expect(lines).toEqual([]);
+  await (await open({ log, arena: { bytes: 4 << 20, dir: folder } })).close();
+  expect(lines).toEqual(isOnDisk ? [expect.stringMatching(/^arena\.dir is on a disk/)] : []);
 });

@@ -13,11 +13,13 @@ import { decodeHeader, headerBytes, type Namespace } from '@kvtier/identity';
 import { type BlockFields, type Failpoint, type Quotas, Store, ticketOf } from '@kvtier/placement';
 import { type Clock, type Log, Watch } from '@kvtier/runtime';
 import { SessionServer } from '@kvtier/session';
+import type { NodeFigures } from '@kvtier/telemetry/node-metrics';
 import { ArenaTier, type ArenaTierOptions, type RedisSettings, type S3Settings, verifyBlocks } from '@kvtier/tiers';
 import { createArenaFile } from './arena-file.ts';
 import { type DiskOptions, openLower, type Placement } from './lower.ts';
 import type { NodeMembershipOptions } from './membership.ts';
 import type { NodeEventsOptions } from './node-events.ts';
+import type { OperationsOptions } from './operations.ts';
 import type { PeersOptions } from './peers.ts';
 import type { TokenBook } from './token-book.ts';
 
@@ -44,6 +46,8 @@ export interface CacheNodeOptions {
   readonly kvEvents?: NodeEventsOptions | null;
   /** null: it is not announced to the cluster. */
   readonly membership?: NodeMembershipOptions | null;
+  /** Where probes and scrapes ask; null: nothing listens. */
+  readonly operations?: OperationsOptions | null;
   readonly clock: Clock;
   readonly log: Log;
   readonly failpoint?: Failpoint | undefined;
@@ -55,6 +59,8 @@ export interface CacheNode {
   readonly arenaPath: string;
   readonly store: Store;
   readonly server: SessionServer;
+  /** Of the listener for probes and scrapes. */
+  readonly operationsUrl: string | undefined;
   /** Stop accepting, end all sessions, write down what is queued, close the tiers, remove arena and socket. */
   close(): Promise<void>;
 }
@@ -63,16 +69,38 @@ export interface CacheNode {
 export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNode> {
   const { clock, log, failpoint } = options;
   const undo: (() => void | Promise<void>)[] = [];
+  let whyNotReady: string | undefined = 'starting: arena and tiers are being opened';
+  let figures = (): NodeFigures => ({ tiers: [], counters: { ...turns(), ...options.gauges?.() } });
   const close = async (): Promise<void> => {
+    whyNotReady = 'draining: the node ends';
     for (let step = undo.pop(); step !== undefined; step = undo.pop()) await step();
   };
   try {
     const dataDir = makeDataDir(options.dataDir);
     const lock = lockDataDir(dataDir);
     undo.push(() => native.unlock(lock));
+    // Before all that takes its time, so that probes hear why; closed after all of it.
+    const operations = options.operations
+      ? await (await import('./operations.ts')).OperationsServer.open(options.operations, {
+          whyNotReady: () => whyNotReady,
+          figures: () => figures(),
+          clock,
+          log,
+        })
+      : null;
+    if (operations !== null) {
+      undo.push(() => operations.close());
+      log.info({ url: operations.url }, 'operations: probes and metrics');
+    }
     const arenaFile = createArenaFile(options.arena.dir, dataDir, options.arena.bytes, options.group);
     undo.push(() => arenaFile.close());
     log.info({ bytes: arenaFile.bytes, ...arenaFile.pages() }, 'the arena is reserved');
+    if (!arenaFile.isInMemory) {
+      log.warn(
+        { dir: options.arena.dir },
+        'arena.dir is on a disk, to which its blocks are written all the time; name a tmpfs',
+      );
+    }
     if (arenaFile.removed > 0) log.info({ files: arenaFile.removed }, 'removed the arena of a node that was killed');
     const arena = new ArenaTier({
       arena: arenaFile.handle,
@@ -126,6 +154,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       const endPin = (namespace: Namespace, ticket: Buffer) => void store.endPin(namespace, ticketOf(ticket), null);
       undo.push(await peers.serve(below, (namespace, hash) => store.arriving(namespace, hash, 'disk'), endPin));
     }
+    const gauges = () => ({ ...turns(), ...tokensKept(events?.tokens), ...peers?.gauges(), ...options.gauges?.() });
     const server = await SessionServer.listen({
       socketPath: options.socketPath,
       store,
@@ -140,13 +169,18 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       group: options.group ?? null,
       isByteHeld: (byte) => arenaFile.isByteHeld(byte),
       tellsHeld: arenaFile.held !== null,
-      gauges: () => ({ ...turns(), ...tokensKept(events?.tokens), ...peers?.gauges(), ...options.gauges?.() }),
+      gauges,
       ...(events && { onAttach: (namespace, blockTokens) => events.learn(namespace, blockTokens) }),
       tokens: events?.tokens ?? null,
       clock,
       log,
     });
     undo.push(() => server.close());
+    figures = () => {
+      const { tiers, counters } = store.stats();
+      const sessions = { 'session.open': server.sessions, 'quarantine.open': server.quarantined };
+      return { tiers, counters: { ...counters, ...sessions, ...gauges() } };
+    };
     if (options.membership) {
       const { followPeers, joinCluster } = await import('./membership.ts');
       const listening = { peer: options.peers?.listen ?? null, events: events?.source ?? null };
@@ -157,7 +191,8 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
         undo.push(() => reader.close());
       }
     }
-    return { arenaPath: arenaFile.path, store, server, close };
+    whyNotReady = undefined;
+    return { arenaPath: arenaFile.path, store, server, operationsUrl: operations?.url, close };
   } catch (error) {
     await close();
     throw KvError.from(error, 'SETUP');

@@ -1,1 +1,2 @@
 export { ownCertificate, renew } from './certificates.ts';
+export { type KeyFacts, keyFacts } from './schema-facts.ts';

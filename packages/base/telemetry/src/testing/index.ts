@@ -1,3 +1,4 @@
+export { serviceHelp } from '../service-arguments.ts';
 export { SourceLines } from '../source-lines.ts';
 export { hungCall } from './hung-call.ts';
 export { TurnWatch } from './turn-watch.ts';

@@ -18,8 +18,8 @@ export const fastTimers = (speed: number): Timers => ({
   },
 });
 
-/** Poll until `condition` holds; throws after two seconds, or `limitMs`. */
-export async function until(condition: () => boolean, what: string, limitMs = 2_000): Promise<void> {
+/** Poll until `condition` holds; throws after twenty seconds, as a machine may be busy with others, or `limitMs`. */
+export async function until(condition: () => boolean, what: string, limitMs = 20_000): Promise<void> {
   const deadline = performance.now() + limitMs;
   while (!condition()) {
     if (performance.now() > deadline) throw new Error(`still waiting: ${what}`);

@@ -16,6 +16,8 @@ const maxPageBytes = 8 << 20;
 const maxLineBytes = 2 << 20;
 const maxReasonLength = 300;
 const longestRetryAfterMs = 10_000;
+/** A kubeconfig whose credentials are refused is read again so often at most. */
+const rereadMs = 1_000;
 
 export interface KubernetesAccess {
   readonly kubeconfig?: string | undefined;
@@ -58,12 +60,22 @@ interface Access {
 
 export class ApiServerLink {
   readonly namespace: string;
-  readonly #access: Access;
+  #access: Access;
+  /** The same from what lies in the file now; undefined: what is shown is renewed by itself. */
+  readonly #reread: (() => Access) | undefined;
+  #readAtMs = performance.now();
   readonly #server: URL;
   readonly #timeLimitMs: number;
 
-  private constructor(access: Access, server: URL, namespace: string, timeLimitMs: number) {
+  private constructor(
+    access: Access,
+    reread: (() => Access) | undefined,
+    server: URL,
+    namespace: string,
+    timeLimitMs: number,
+  ) {
     this.#access = access;
+    this.#reread = reread;
     this.#server = server;
     this.namespace = namespace;
     this.#timeLimitMs = timeLimitMs;
@@ -81,7 +93,15 @@ export class ApiServerLink {
       const server = access.getCurrentCluster()?.server;
       if (server === undefined) throw new Error(`context "${access.getCurrentContext()}" names no cluster`);
       const ours = namespace ?? access.getContextObject(access.getCurrentContext())?.namespace ?? 'default';
-      return new ApiServerLink(access, new URL(server), ours, timeLimitMs);
+      const used = access.getCurrentContext();
+      const read = (file: string): Access => {
+        const now: Access = new KubeConfig();
+        now.loadFromFile(file);
+        now.setCurrentContext(used); // the file's own may be that of another cluster by now
+        return now;
+      };
+      const reread = kubeconfig === undefined ? undefined : () => read(kubeconfig);
+      return new ApiServerLink(access, reread, new URL(server), ours, timeLimitMs);
     } catch (error) {
       const place = kubeconfig ?? 'the service account of this pod';
       const why = (error as Error).message.split('\n')[0]!;
@@ -120,8 +140,33 @@ export class ApiServerLink {
     }
   }
 
-  /** The head of an answer that is no refusal. `signal` ends it, whatever of it has come. */
+  /** As `#askOnce`; with what the kubeconfig says now, where what it said before is refused. */
   async #ask(path: string, query: Readonly<Record<string, string>>, signal: AbortSignal): Promise<IncomingMessage> {
+    try {
+      return await this.#askOnce(path, query, signal);
+    } catch (error) {
+      if (!(error instanceof ApiRefusal && error.status === 401 && this.#hasReread())) throw error;
+      return await this.#askOnce(path, query, signal);
+    }
+  }
+
+  /** Tokens and certificates in it are replaced by whoever renews them. */
+  #hasReread(): boolean {
+    if (this.#reread === undefined || performance.now() - this.#readAtMs < rereadMs) return false;
+    this.#readAtMs = performance.now();
+    try {
+      const access = this.#reread();
+      // What it shows now is for another server.
+      if (new URL(access.getCurrentCluster()?.server ?? '').href !== this.#server.href) return false;
+      this.#access = access;
+      return true;
+    } catch {
+      return false; // it is being written, or is none: what was refused says enough
+    }
+  }
+
+  /** The head of an answer that is no refusal. `signal` ends it, whatever of it has come. */
+  async #askOnce(path: string, query: Readonly<Record<string, string>>, signal: AbortSignal): Promise<IncomingMessage> {
     const options: RequestOptions = { headers: { accept: 'application/json', 'user-agent': 'kvtier' } };
     await this.#access.applyToHTTPSOptions(options);
     const url = new URL(this.#server.pathname.replace(/\/$/, '') + path, this.#server);

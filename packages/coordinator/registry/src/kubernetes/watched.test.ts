@@ -17,7 +17,7 @@ it('a list that never ends is given up, and told', async () => {
     ...{ link, path: '/pods', labelSelector: 'app=x', parse: () => ({}), timeLimitMs: 1_000, watchSeconds: 1 },
     ...{ changed: () => {}, problem: (why: string | undefined) => void problems.push(why), ignored: () => {} },
   });
-  await vi.waitUntil(() => problems.length > 0 || pages > 10_000);
+  await vi.waitUntil(() => problems.length > 0 || pages > 10_000, { timeout: 20_000, interval: 5 });
   expect(problems).toEqual(['the list of app=x does not end']);
   expect(watched.objects).toBe(undefined);
   await watched.close();

@@ -4,6 +4,10 @@
  *     if max − min > 64 and max > 1.5 × min       least loaded
  *     else if matched ÷ blocks > 0.3              longest match
  *     else                                        the one with the smallest tree
+ *
+ * Nothing is forgotten for its age: every 120 s its trees are cut to `max_tree_size` of each worker, the least recently used leaves first,
+ * and what fits stays. That size is 67,108,864 characters of text, of newer ones tokens; here they are tokens, and a worker's tree is cut as
+ * soon as it is larger. Besides, all trees together have their bound in bytes, at 2.4 million blocks.
  */
 import {
   eligible,
@@ -20,11 +24,11 @@ const absThreshold = 64;
 const relThreshold = 1.5;
 const matchThreshold = 0.3;
 const maxBytes = 512 * 2 ** 20;
-const evictAfterMs = 120_000;
+const maxTreeTokens = 67_108_864;
 
 export class BalancedTree implements Policy {
   readonly name = 'balanced-tree';
-  readonly #memory = new PrefixMemory({ maxBytes, maxBlocksPerWorker: 67_108_864, ttlMs: evictAfterMs });
+  readonly #memory = new PrefixMemory({ maxBytes, maxBlocksPerWorker: Number.POSITIVE_INFINITY });
 
   get bytes(): number {
     return this.#memory.bytes;
@@ -53,8 +57,8 @@ export class BalancedTree implements Policy {
     return leastBy(numbers, random, (worker) => this.#memory.size(worker));
   }
 
-  sent(request: RoutedRequest, worker: number, nowMs: number): void {
-    this.#memory.sent(request.keys, worker, nowMs);
+  sent(request: RoutedRequest, worker: number): void {
+    this.#memory.sent(request.keys, worker, Math.floor(maxTreeTokens / request.blockTokens));
   }
 
   left(worker: number): void {

@@ -12,11 +12,7 @@ const maxBytes = 512 * 2 ** 20;
 
 export class HashTrie implements Policy {
   readonly name = 'hash-trie';
-  readonly #memory = new PrefixMemory({
-    maxBytes,
-    maxBlocksPerWorker: Number.POSITIVE_INFINITY,
-    ttlMs: Number.POSITIVE_INFINITY,
-  });
+  readonly #memory = new PrefixMemory({ maxBytes, maxBlocksPerWorker: Number.POSITIVE_INFINITY });
 
   get bytes(): number {
     return this.#memory.bytes;
@@ -33,8 +29,8 @@ export class HashTrie implements Policy {
     return numbers[leastBy([...numbers.keys()], random, (i) => -matched[i]!)]!;
   }
 
-  sent(request: RoutedRequest, worker: number, nowMs: number): void {
-    this.#memory.sent(request.keys, worker, nowMs);
+  sent(request: RoutedRequest, worker: number): void {
+    this.#memory.sent(request.keys, worker);
   }
 
   left(worker: number): void {

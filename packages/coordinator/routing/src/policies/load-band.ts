@@ -3,7 +3,11 @@
  *
  *     if max − min > 8        least requests
  *     else                    by matched ÷ blocks, then by load; the first with requests ≤ mean + 1 × σ
+ *
+ * One table for all workers: 200,000 blocks, whoever got them, and none that was not sent for 20 minutes. (Its blocks are of 4 characters;
+ * these are the engines', of many more.)
  */
+import { BlockTable } from '../block-table.ts';
 import {
   eligible,
   leastBy,
@@ -13,20 +17,19 @@ import {
   requestsOf,
   type WorkerState,
 } from '../policy.ts';
-import { PrefixMemory } from '../prefix-memory.ts';
 
 const imbalance = 8;
 const deviations = 1;
 const maxBytes = 512 * 2 ** 20;
-const evictAfterMs = 20 * 60_000;
+const ttlMs = 20 * 60_000;
 const maxBlocks = 200_000;
 
 export class LoadBand implements Policy {
   readonly name = 'load-band';
-  readonly #memory = new PrefixMemory({ maxBytes, maxBlocksPerWorker: maxBlocks, ttlMs: evictAfterMs });
+  readonly #table = new BlockTable({ maxBlocks, maxBytes, ttlMs });
 
   get bytes(): number {
-    return this.#memory.bytes;
+    return this.#table.bytes;
   }
 
   choose(
@@ -42,17 +45,17 @@ export class LoadBand implements Policy {
     const mean = loads.reduce((sum, l) => sum + l, 0) / loads.length;
     const variance = loads.reduce((sum, l) => sum + (l - mean) ** 2, 0) / loads.length;
     const bound = mean + deviations * Math.sqrt(variance);
-    const matched = this.#memory.match(request.keys, numbers);
+    const matched = this.#table.match(request.keys, numbers);
     const order = [...numbers.keys()].sort((a, b) => matched[b]! - matched[a]! || loads[a]! - loads[b]!);
     const first = order.find((i) => matched[i]! > 0 && loads[i]! <= bound);
     return first === undefined ? leastBy(numbers, random, load) : numbers[first]!;
   }
 
   sent(request: RoutedRequest, worker: number, nowMs: number): void {
-    this.#memory.sent(request.keys, worker, nowMs);
+    this.#table.sent(request.keys, worker, nowMs);
   }
 
   left(worker: number): void {
-    this.#memory.left(worker);
+    this.#table.left(worker);
   }
 }

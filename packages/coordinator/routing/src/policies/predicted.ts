@@ -27,7 +27,7 @@ const unknownAnswerS = 20;
 
 const none = -1;
 /** Of two sums of the same numbers one may be so much larger. */
-const almostOne = 1 + 1e-9;
+export const almostOne = 1 + 1e-9;
 
 /** Prompt tokens of one step at most, of engines that do not say it: as they are set up. */
 export const usualStepTokens = 2048;
@@ -98,6 +98,10 @@ export function costOf(
   const steps = 1 + (computedS * prefillTokensPerS) / (worker.maxStepTokens ?? usualStepTokens);
   return restOfStepS(worker) + computedS + steps * requests * stepPerRequestS + (computeS + bringS) * (weight - 1);
 }
+
+/** Of `costOf`, what is the same for all requests: what is left of the step that runs, and what those beside it add to one step. */
+export const costBeforeS = (worker: WorkerState): number =>
+  restOfStepS(worker) + (worker.waiting + worker.running) * worker.stepPerRequestS;
 
 /** Seconds until the step that runs ends. */
 function restOfStepS(worker: WorkerState): number {

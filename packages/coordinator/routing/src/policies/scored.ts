@@ -12,7 +12,7 @@ const maxBlocks = 31_250;
 
 export class Scored implements Policy {
   readonly name = 'scored';
-  readonly #memory = new PrefixMemory({ maxBytes, maxBlocksPerWorker: maxBlocks, ttlMs: Number.POSITIVE_INFINITY });
+  readonly #memory = new PrefixMemory({ maxBytes, maxBlocksPerWorker: maxBlocks });
 
   get bytes(): number {
     return this.#memory.bytes;
@@ -40,8 +40,8 @@ export class Scored implements Policy {
     return numbers[leastBy([...numbers.keys()], random, (i) => -score(i))]!;
   }
 
-  sent(request: RoutedRequest, worker: number, nowMs: number): void {
-    this.#memory.sent(request.keys, worker, nowMs);
+  sent(request: RoutedRequest, worker: number): void {
+    this.#memory.sent(request.keys, worker);
   }
 
   left(worker: number): void {

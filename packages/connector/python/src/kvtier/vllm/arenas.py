@@ -78,9 +78,7 @@ class Arenas:
         for gone in [known for known in list(self._arenas) if known not in ids]:
             with self._lock:
                 arena = self._take(gone)
-            thread = threading.Thread(target=self._unmap, args=(arena,), name="kvtier-unmap", daemon=True)
-            self._leaving = [*(one for one in self._leaving if one.is_alive()), thread]
-            thread.start()
+            self._let_go(arena)
         for place in wanted:
             # Both are looked at in one go: a mapping that ends in between is in neither, and would be made twice.
             with self._lock:
@@ -121,7 +119,7 @@ class Arenas:
             try:
                 self._watch(place.id, self._watched(place))
             except FileNotFoundError:
-                pass  # it has ended: steps will not announce it any more
+                self._let_go(self._take(place.id))  # it has ended, and an idle engine takes no step that would tell
 
     def _watched(self, place: ArenaPlace) -> int | None:
         """@raises FileNotFoundError where it has ended"""
@@ -148,6 +146,11 @@ class Arenas:
         if number in self._new:
             self._new.remove(number)
         return self._arenas.pop(number, None)
+
+    def _let_go(self, arena: Arena | None) -> None:
+        thread = threading.Thread(target=self._unmap, args=(arena,), name="kvtier-unmap", daemon=True)
+        self._leaving = [*(one for one in self._leaving if one.is_alive()), thread]
+        thread.start()
 
     def _unmap(self, arena: Arena | None) -> None:
         try:

@@ -1,0 +1,115 @@
+/** How far one look at those that wait goes. */
+import { maxMedia } from '@kvtier/kv-index';
+import fc from 'fast-check';
+import { expect, it } from 'vitest';
+import { LateBinding, lateBindingDefaults, type RoutedRequest, type WorkerState } from './index.ts';
+
+const state = (tokensAhead: number): WorkerState => ({
+  waiting: 0,
+  running: 0,
+  tokensAhead,
+  usedBlocks: 0,
+  totalBlocks: 10_000,
+  waitingBlocks: 0,
+  freedBlocksPerS: 0,
+  loadAheadS: 0,
+  prefillTokensPerS: 1000,
+  stepS: 0.01,
+  stepPerRequestS: 0,
+  loadBlocksPerS: [],
+  match: { blocks: 0, byMedium: new Int32Array(maxMedia) },
+  remoteBlocks: 0,
+  remoteMedium: 3,
+});
+const request = (tokens = 100): RoutedRequest => ({
+  tokens,
+  maxTokens: 1,
+  blockTokens: 16,
+  keys: new Int32Array(0),
+  session: '',
+});
+const chance = (): number => 0.5;
+
+/** Requests for worker 0, which is busy, and which see worker 1, too; the last one is for worker 1 alone, which is idle. */
+function queue(picky: number, maxLooked = 64) {
+  const late = new LateBinding<number>({ ...lateBindingDefaults, maxLooked });
+  const requests = Array.from({ length: picky + 1 }, () => request());
+  for (const [i, one] of requests.entries()) late.add(i, one, i, 100);
+  const asked: number[] = [];
+  const statesFor = (one: RoutedRequest): (WorkerState | undefined)[] => {
+    const number = requests.indexOf(one);
+    asked.push(number);
+    return number === picky ? [undefined, state(0)] : [state(5_000), undefined];
+  };
+  const mayGo = (one: RoutedRequest): boolean => requests.indexOf(one) === picky;
+  return { late, asked, statesFor, mayGo };
+}
+
+it('goes on where its time was over', () => {
+  const { late, asked, statesFor } = queue(10);
+  const take = (nowMs: number) => {
+    let left = 3;
+    return late.take(statesFor, nowMs, chance, { isOver: () => left-- === 0 });
+  };
+  for (let turn = 1; turn <= 3; turn++) {
+    expect(take(50 + 20 * turn)).toBe(undefined);
+    expect([late.isMidway, asked]).toEqual([true, Array.from({ length: 3 * turn }, (_, i) => i)]);
+  }
+  expect(take(130)).toMatchObject({ item: 10, worker: 1 });
+  expect(take(130)).toBe(undefined);
+  expect(late.size).toBe(10);
+});
+
+it('leaves out who has gone meanwhile, and begins anew where that is long ago', () => {
+  const { late, asked, statesFor } = queue(4);
+  const takeOf = (count: number, nowMs: number): number | undefined => {
+    let left = count;
+    return late.take(statesFor, nowMs, chance, { isOver: () => left-- === 0 })?.item;
+  };
+  expect(takeOf(2, 100)).toBe(undefined);
+  late.remove(2);
+  expect(takeOf(1, 110)).toBe(undefined);
+  expect(takeOf(1, 500)).toBe(undefined);
+  expect(asked).toEqual([0, 1, 3, 0]);
+  expect(takeOf(3, 510)).toBe(4);
+});
+
+it('goes on behind who was given: those in front were looked at', () => {
+  const { late, asked, statesFor } = queue(8);
+  const before = (): number => asked.filter((number) => number === 0).length;
+  const more = request();
+  late.add(99, more, 9, 100);
+  const withMore = (one: RoutedRequest) => (one === more ? [undefined, state(50)] : statesFor(one));
+  expect(late.take(withMore, 100, chance)).toMatchObject({ item: 8 });
+  const looked = asked.length;
+  expect(late.take(withMore, 100, chance)).toMatchObject({ item: 99 });
+  expect([before(), asked.length - looked]).toEqual([1, 0]);
+});
+
+it('considers only those that can go somewhere, so that others do not take their place', () => {
+  const { late, statesFor, mayGo } = queue(6, 4);
+  expect(late.take(statesFor, 100, chance)).toBe(undefined);
+  expect(late.take(statesFor, 101, chance, { mayGo })).toMatchObject({ item: 6, worker: 1 });
+});
+
+it('knows the smallest of those that wait', () => {
+  const step = fc.record({ tokens: fc.integer({ min: 1, max: 500 }), leaves: fc.nat(9) });
+  fc.assert(
+    fc.property(fc.array(step, { minLength: 1, maxLength: 30 }), (steps) => {
+      const late = new LateBinding<number>();
+      const waiting = new Map<number, number>();
+      for (const [i, { tokens, leaves }] of steps.entries()) {
+        late.add(i, request(tokens), i, tokens);
+        waiting.set(i, tokens);
+        const gone = [...waiting.keys()][leaves];
+        if (gone !== undefined) {
+          late.remove(gone);
+          waiting.delete(gone);
+        }
+        const blocks = [...waiting.values()].map((one) => Math.ceil((one + 1) / 16));
+        const least = late.smallest === undefined ? [] : [Math.ceil((late.smallest.tokens + 1) / 16)];
+        expect(least).toEqual(blocks.length === 0 ? [] : [Math.min(...blocks)]);
+      }
+    }),
+  );
+});
