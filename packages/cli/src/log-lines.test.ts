@@ -3,7 +3,10 @@ import { humanLine, jsonLine } from './log-lines.ts';
 
 it('turns a service’s JSON into a line for a person', () => {
   const line = '{"level":40,"time":1,"pid":7,"name":"cache-node","tier":"disk","blocks":3,"msg":"out of service"}';
-  expect(humanLine('cache-node', line)).toBe('[cache-node] warn: out of service tier=disk blocks=3');
+  expect(humanLine('cache-node', line)).toBe(
+    '[cache-node] 1970-01-01T00:00:00.001Z warn: out of service tier=disk blocks=3',
+  );
+  expect(humanLine('cache-node', '{"time":1e300,"msg":"x"}')).toBe('[cache-node] info: x');
   expect(jsonLine('cache-node', line)).toBe(line);
 });
 

@@ -9,6 +9,8 @@ const levels: Readonly<Record<number, string>> = {
   60: 'fatal',
 };
 const maxLineChars = 4096;
+/** Of a Date. */
+const latestMs = 8.64e15;
 
 export type LineFormatter = (service: string, line: string) => string;
 
@@ -26,13 +28,17 @@ export const jsonLine: LineFormatter = (service, line) => {
 export const humanLine: LineFormatter = (service, line) => {
   const entry = parse(line);
   if (!entry) return `[${service}] ${line.slice(0, maxLineChars)}`;
-  const { level, time: _time, pid: _pid, name: _name, hostname: _host, msg, ...rest } = entry;
+  const { level, time, pid: _pid, name: _name, hostname: _host, msg, ...rest } = entry;
   const details = Object.entries(rest).map(
     ([key, value]) => `${key}=${typeof value === 'string' ? value : JSON.stringify(value)}`,
   );
   const word = levels[Number(level)] ?? 'info';
-  return `[${service}] ${word}: ${[msg ?? '', ...details].join(' ').trim()}`.slice(0, maxLineChars);
+  return `[${service}]${timeOf(time)} ${word}: ${[msg ?? '', ...details].join(' ').trim()}`.slice(0, maxLineChars);
 };
+
+/** Two outages are told apart by when they were. */
+const timeOf = (time: unknown): string =>
+  typeof time === 'number' && Math.abs(time) <= latestMs ? ` ${new Date(time).toISOString()}` : '';
 
 function parse(line: string): Record<string, unknown> | null {
   if (!line.startsWith('{')) return null;

@@ -85,7 +85,7 @@ export const linkTimes: LinkTimes = {
   refusedPauseMs: 2_000,
   loadMs: 20,
   scrapeMs: 250,
-  startMs: 60_000,
+  startMs: 10_000,
 };
 
 /** Nothing is known of it. */
