@@ -1,7 +1,6 @@
 /** The `kvtier` command of this checkout: set up, and run in this process. */
-import { existsSync } from 'node:fs';
 import { setup } from '../setup.mjs';
-import { root } from './command.mjs';
+import { npmIsCurrent } from './npm.mjs';
 import { importTypeScript } from './typescript.mjs';
 
 /**
@@ -10,10 +9,10 @@ import { importTypeScript } from './typescript.mjs';
  */
 export async function kvtier(args) {
   const load = () => importTypeScript('packages/cli/src/main.ts');
-  // Words are read first where that which reads them is there: a question or a slip of the pen needs no native code.
+  // Words are read first where what reads them is there: a question or a slip of the pen needs no native code, and loads none.
   const asks = args.some((arg) => arg === '--help' || arg === '-h' || arg === '--version');
   if (asks) await setup({ need: ['npm'] });
-  if (asks || existsSync(`${root}/node_modules/tsx`)) {
+  if (npmIsCurrent()) {
     const said = await (await load()).saidAtOnce(args);
     if (said !== undefined) return said;
   }

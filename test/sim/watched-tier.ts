@@ -9,6 +9,7 @@ import {
   followInPages,
   type ReadStatus,
   type SlotBlock,
+  type SlotSizes,
   type Tier,
   type TierStats,
   type WriteStatus,
@@ -89,6 +90,7 @@ export class WatchedTier implements Tier {
     namespace: Namespace,
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
+    sizes?: SlotSizes,
   ): Promise<void> {
     const { memory, world, filling } = this.#watch;
     const endsUs = this.#endsUs();
@@ -98,7 +100,7 @@ export class WatchedTier implements Tier {
       filling.add(slot);
       memory.fill(0xee, slot, slot + headerBytes);
     }
-    await this.inner.read(namespace, blocks, (index, status) => {
+    const ended = (index: number, status: ReadStatus): void => {
       if (!open.delete(index)) this.#violated(5, `block ${index} of a read ended twice`);
       const { slot, hash } = blocks[index]!;
       filling.delete(slot);
@@ -106,7 +108,8 @@ export class WatchedTier implements Tier {
       world.note(`${this.#name} read ${shortName(hash)} ${status}`);
       if (status === 'ready') this.#guarded(() => mustHold(memory, slot, namespace, hash, `${this.#name} read`));
       onDone(index, status);
-    });
+    };
+    await this.inner.read(namespace, blocks, ended, sizes);
     if (open.size > 0) this.#violated(5, `${open.size} blocks of a read never ended`);
     if (world.nowUs > endsUs)
       this.#violated(2, `a read took ${(world.nowUs - endsUs) / 1000} ms longer than its limit`);

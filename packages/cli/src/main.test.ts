@@ -1,4 +1,6 @@
 /** What the command says at once, and when it runs. */
+
+import { spawnSync } from 'node:child_process';
 import { version } from '@kvtier/telemetry/version';
 import { afterEach, expect, it, vi } from 'vitest';
 import { main, saidAtOnce } from './main.ts';
@@ -31,6 +33,15 @@ it.each([
   const once = { ...said };
   expect(await main(args)).toBe(code);
   expect(said).toEqual({ out: once.out.repeat(2), err: once.err.repeat(2) });
+});
+
+it('says so before anything native is there', () => {
+  const main = JSON.stringify(new URL('main.ts', import.meta.url).href);
+  const program = `process.dlopen = () => { throw new Error('dlopen'); };
+    const { saidAtOnce } = await import(${main});
+    process.exitCode = (await saidAtOnce(['up', '--prot', '3'])) + (await saidAtOnce(['up', '--help']));`;
+  const run = spawnSync(process.execPath, ['--import', 'tsx', '--input-type=module', '-e', program]);
+  expect([run.status, String(run.stderr)]).toEqual([1, 'kvtier: --prot: unknown option; did you mean --port?\n']);
 });
 
 it('leaves to the command what is the command’s', async () => {

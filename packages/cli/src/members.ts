@@ -10,9 +10,6 @@ import { KvError } from '@kvtier/errors';
 import { formatBytes } from './bytes.ts';
 import { arenaBudget, diskBudget, minArenaBytes, minDiskBytes, openDataDir } from './places.ts';
 
-export const maxEngines = 64;
-/** A node's peers are at most 16. */
-export const maxNodes = 16;
 const defaultKvBytes = 256 * 2 ** 20;
 const minKvBytes = 2 ** 20;
 const MiB = 2 ** 20;

@@ -8,10 +8,13 @@ import { cacheDir } from '@kvtier/model';
 import { type ApiServerPlace, apiFlagTypes, apiHelp, apiServerPlace } from './api-options.ts';
 import { parseBytes } from './bytes.ts';
 import { type GpuFlags, gpuFlags } from './gpu-options.ts';
-import { maxEngines, maxNodes } from './members.ts';
 import { type NodeFlags, type NodeOverrides, nodeOverrides } from './node-options.ts';
 
 export { nearest } from '@kvtier/errors';
+
+const maxEngines = 64;
+/** A node's peers are at most 16. */
+const maxNodes = 16;
 
 export interface UpOptions {
   readonly port: number;

@@ -179,5 +179,5 @@ export function readServiceConfig<T>(schema: z.ZodType<T>, file: string | undefi
     return parseConfig(schema, parseJson(text, file), file);
   }
   if (env.KVTIER_CONFIG) return parseConfig(schema, parseJson(env.KVTIER_CONFIG, 'KVTIER_CONFIG'), 'KVTIER_CONFIG');
-  throw new KvError('CONFIG', 'command line: no configuration; give --config FILE (JSON)');
+  throw new KvError('CONFIG', 'command line: no configuration; give --config FILE (JSON)', { isFinal: true });
 }

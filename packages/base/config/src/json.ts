@@ -6,7 +6,8 @@ export function parseJson(text: string, source: string): unknown {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new KvError('CONFIG', `${source}: not valid JSON${placeIn(text, (error as Error).message)}; correct it`);
+    const place = placeIn(text, (error as Error).message);
+    throw new KvError('CONFIG', `${source}: not valid JSON${place}; correct it`, { isFinal: true });
   }
 }
 

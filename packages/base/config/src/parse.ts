@@ -23,6 +23,7 @@ export function parseConfig<T>(schema: z.ZodType<T>, value: unknown, source: str
   throw new KvError(
     'CONFIG',
     `${source}: ${where}: ${what}${what.endsWith('?') ? '' : '; correct it and start again'}`,
+    { isFinal: true },
   );
 }
 

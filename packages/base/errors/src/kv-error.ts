@@ -7,6 +7,8 @@ import { codes, type KvErrorCode } from './codes.ts';
 export interface KvErrorOptions {
   /** The same call may succeed later. */
   readonly retry?: boolean;
+  /** What was written is wrong, and not what was found: nothing but another text mends it. */
+  readonly isFinal?: boolean;
   /** The tier that failed. */
   readonly tier?: string;
   readonly cause?: unknown;
@@ -16,12 +18,14 @@ export class KvError extends Error {
   override readonly name = 'KvError';
   readonly code: KvErrorCode;
   readonly retry: boolean;
+  readonly isFinal: boolean;
   readonly tier: string | undefined;
 
   constructor(code: KvErrorCode, message: string, options: KvErrorOptions = {}) {
     super(message, options.cause === undefined ? undefined : { cause: options.cause });
     this.code = code;
     this.retry = options.retry ?? false;
+    this.isFinal = options.isFinal ?? false;
     this.tier = options.tier;
   }
 

@@ -1,30 +1,53 @@
 /**
- * What policies share that choose no entry before its children: queues, and beside each of them those of its entries that are parked. A
- * child is put next to its parent, on the colder side, where they share a queue, so that few parents are walked over.
+ * What policies share that choose no entry before its children: queues, and beside each of them what cannot be chosen from it. A child is
+ * put next to its parent, on the colder side, where they share a queue, so that few parents are walked over.
  *
- * Invariant: what is parked is tracked, with its uses and as parent and child, and is never chosen.
+ *     queue ──park──▶ parked ──unpark──▶ queue, as if it had just come
+ *       └──passed over for its children, among many──▶ behind ──all that follows is parked──▶ edge
+ *     the coldest of its queue ◀──the last child goes──────┴──────────────────────────────┘
+ *
+ * Where nothing childless may go, an entry goes before its children if none of these may: what a few kept ends of chains stand on must
+ * not stay for their sake. Once it is gone, what stood before it is childless.
+ *
+ * Invariants: what is parked is tracked, with its uses and as parent and child, and is never chosen; all that follows what is on an edge
+ * is parked, and something that follows what is behind is not. Walks are bounded: few parents keep their place in a queue, and each of the
+ * others comes back once, when its last child goes.
  */
 import { invariant } from '@kvtier/errors';
 import { ChainParents } from './chain-parents.ts';
 import { EntryLists, none } from './entry-lists.ts';
 import type { EntryIndex, EvictionPolicy, InsertHint } from './policy.ts';
 
+/** So many parents that a walk passes over keep their place: in most orders there are fewer. */
+export const parentsPassed = 64;
+
+/** Which lists, of each queue: list `kind × queues + queue`. */
+const kinds = { queue: 0, parked: 1, behind: 2, edge: 3 };
+const kindCount = Object.keys(kinds).length;
+
 export abstract class ChainQueues implements EvictionPolicy {
   abstract readonly name: EvictionPolicy['name'];
   protected readonly lists: EntryLists;
   protected readonly links = new ChainParents();
+  protected readonly mayPass: number;
   readonly #queues: number;
+  /** Of the walk that goes on: parents that keep their place, and childless entries that may not go. */
+  readonly #passed = new Set<EntryIndex>();
+  readonly #refused = new Set<EntryIndex>();
 
-  /** Lists from 0 on are the queues; as many after them, what is parked of each. */
-  constructor(name: string, queues: number) {
-    this.lists = new EntryLists(name, 2 * queues);
+  /** Lists from 0 on are the queues. `mayPass`: so many parents keep their place. */
+  constructor(name: string, queues: number, mayPass: number) {
+    this.lists = new EntryLists(name, kindCount * queues);
     this.#queues = queues;
+    this.mayPass = mayPass;
   }
 
   abstract insert(entry: EntryIndex, nowUs: number, hint?: InsertHint): void;
   abstract touch(entry: EntryIndex, nowUs: number): void;
-  abstract victim(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined;
-  abstract coldestFirst(): Iterable<EntryIndex>;
+  /** The first in the policy's order that `mayGo`, which it asks about each entry that it walks over. */
+  protected abstract choose(mayGo: (entry: EntryIndex) => boolean): EntryIndex | undefined;
+  /** Another one that will choose the same. */
+  protected abstract copy(): ChainQueues;
 
   get count(): number {
     return this.lists.count;
@@ -36,35 +59,149 @@ export abstract class ChainQueues implements EvictionPolicy {
 
   remove(entry: EntryIndex): void {
     this.lists.remove(entry);
-    this.links.remove(entry);
+    this.#place(this.links.remove(entry));
   }
 
   park(entry: EntryIndex): void {
-    const queue = this.lists.listOf(entry);
-    invariant(queue < this.#queues, () => `${this.name}: entry ${entry} is parked already`);
-    this.lists.move(this.#queues + queue, entry);
+    invariant(this.#kindOf(entry) !== kinds.parked, () => `${this.name}: entry ${entry} is parked already`);
+    this.#moveTo(kinds.parked, entry);
+    this.#place(this.links.park(entry));
   }
 
   unpark(entry: EntryIndex): void {
-    const queue = this.lists.listOf(entry) - this.#queues;
-    invariant(queue >= 0, () => `${this.name}: entry ${entry} is not parked`);
+    invariant(this.#kindOf(entry) === kinds.parked, () => `${this.name}: entry ${entry} is not parked`);
+    const queue = this.homeOf(entry);
     this.lists.remove(entry);
     this.enqueue(queue, entry, this.links.parentOf(entry));
+    this.#place(this.links.unpark(entry));
+  }
+
+  victim(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
+    this.#passed.clear();
+    this.#refused.clear();
+    return this.choose((entry) => this.#mayGo(entry, mayEvict)) ?? this.#beforeChildren(mayEvict);
+  }
+
+  /** As if everything were evicted now, one after another, and nothing used meanwhile. */
+  *coldestFirst(): Iterable<EntryIndex> {
+    const copy = this.copy();
+    for (let next = copy.victim(() => true); next !== undefined; next = copy.victim(() => true)) {
+      yield next;
+      copy.remove(next);
+    }
   }
 
   checkIntegrity(): void {
     this.lists.checkIntegrity();
+    for (let queue = 0; queue < this.#queues; queue++) {
+      for (const kind of [kinds.behind, kinds.edge]) {
+        for (const entry of this.lists.entriesOf(kind * this.#queues + queue)) {
+          invariant(this.#asideKindOf(entry) === kind, () => `${this.name}: entry ${entry} is not where it has to be`);
+        }
+      }
+    }
   }
 
-  /** The queue that a tracked entry stands in; `none`: it is parked. */
+  /** The queue that a tracked entry stands in, or is to come back to. */
+  protected homeOf(entry: EntryIndex): number {
+    return this.lists.listOf(entry) % this.#queues;
+  }
+
+  /** The queue that a tracked entry stands in; `none`: it is in none now. */
   protected queueOf(entry: EntryIndex): number {
     const list = this.lists.listOf(entry);
     return list < this.#queues ? list : none;
+  }
+
+  /** A new entry comes into this queue; `parent`: tracked, or undefined. */
+  protected track(queue: number, entry: EntryIndex, parent: EntryIndex | undefined): void {
+    this.enqueue(queue, entry, parent);
+    this.#place(this.links.add(entry, parent));
   }
 
   /** Next to its parent if that stands there too, else as the warmest. */
   protected enqueue(queue: number, entry: EntryIndex, parent: EntryIndex | undefined): void {
     if (parent !== undefined && this.queueOf(parent) === queue) this.lists.insertColderThan(parent, entry);
     else this.lists.append(queue, entry);
+  }
+
+  /** `copy` is empty. */
+  protected copyOrderTo(copy: ChainQueues): void {
+    for (let list = 0; list < kindCount * this.#queues; list++) {
+      for (const entry of this.lists.entriesOf(list)) copy.lists.append(list, entry);
+    }
+    copy.links.copyFrom(this.links);
+  }
+
+  #mayGo(entry: EntryIndex, mayEvict: (entry: EntryIndex) => boolean): boolean {
+    if (this.links.hasChildren(entry)) {
+      this.#pass(entry);
+      return false;
+    }
+    if (mayEvict(entry)) return true;
+    this.#refused.add(entry);
+    return false;
+  }
+
+  #pass(parent: EntryIndex): void {
+    if (this.#passed.size < this.mayPass) this.#passed.add(parent);
+    else if (!this.#passed.has(parent)) this.#moveTo(this.#asideKindOf(parent), parent);
+  }
+
+  /** Nothing childless may go: one that may, though it has children, as none of them may, nor what follows these. */
+  #beforeChildren(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
+    const kept = this.#refused;
+    for (const entry of this.#onEdges()) {
+      if (mayEvict(entry)) return entry;
+      kept.add(entry);
+    }
+    const keptChildren = new Map<EntryIndex, number>();
+    for (const entry of kept) {
+      const above = this.links.parentOf(entry);
+      if (above === undefined) continue;
+      const count = (keptChildren.get(above) ?? this.links.keptChildCountOf(above)) + 1;
+      keptChildren.set(above, count);
+      if (count < this.links.childCountOf(above)) continue;
+      if (this.#kindOf(above) !== kinds.parked && mayEvict(above)) return above;
+      kept.add(above); // its own parent is looked at, too
+    }
+    return undefined;
+  }
+
+  *#onEdges(): Iterable<EntryIndex> {
+    for (const entry of this.#passed) if (this.#asideKindOf(entry) === kinds.edge) yield entry;
+    for (let queue = 0; queue < this.#queues; queue++) {
+      yield* this.lists.entriesOf(kinds.edge * this.#queues + queue);
+    }
+  }
+
+  /** The children of this entry have changed: if it stands in no queue, where is it to be now? */
+  #place(entry: EntryIndex | undefined): void {
+    if (entry === undefined) return;
+    const kind = this.#kindOf(entry);
+    if (kind !== kinds.behind && kind !== kinds.edge) return;
+    if (this.links.hasChildren(entry)) {
+      if (this.#asideKindOf(entry) !== kind) this.#moveTo(this.#asideKindOf(entry), entry);
+      return;
+    }
+    // Whatever stands in the queue was warmer when this one was passed over.
+    const queue = this.homeOf(entry);
+    const coldest = this.lists.coldest(queue);
+    this.lists.remove(entry);
+    if (coldest === none) this.lists.append(queue, entry);
+    else this.lists.insertColderThan(coldest, entry);
+  }
+
+  #kindOf(entry: EntryIndex): number {
+    return Math.floor(this.lists.listOf(entry) / this.#queues);
+  }
+
+  /** It has children. */
+  #asideKindOf(entry: EntryIndex): number {
+    return this.links.keptChildCountOf(entry) < this.links.childCountOf(entry) ? kinds.behind : kinds.edge;
+  }
+
+  #moveTo(kind: number, entry: EntryIndex): void {
+    this.lists.move(kind * this.#queues + this.homeOf(entry), entry);
   }
 }

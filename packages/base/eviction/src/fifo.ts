@@ -1,9 +1,9 @@
 /**
- * First in, first out: a touch changes nothing. A child stands before its parent, so that chains shrink from their tail. What was parked
- * comes back in another place: once an owner parks entries, none is chosen before its children.
+ * First in, first out: a touch changes nothing. A child stands before its parent, so that chains shrink from their tail; what was parked
+ * comes back in another place, so that children are looked for all the same.
  */
 import { invariant } from '@kvtier/errors';
-import { ChainQueues } from './chain-queues.ts';
+import { ChainQueues, parentsPassed } from './chain-queues.ts';
 import { firstOf } from './first-of.ts';
 import type { EntryIndex, InsertHint } from './policy.ts';
 
@@ -11,33 +11,30 @@ const queue = 0;
 
 export class FifoPolicy extends ChainQueues {
   readonly name = 'fifo';
-  #parks = false;
 
-  constructor() {
-    super('fifo', 1);
+  constructor(mayPass = parentsPassed) {
+    super('fifo', 1, mayPass);
   }
 
   insert(entry: EntryIndex, _nowUs: number, hint?: InsertHint): void {
     const parent = hint?.parent !== undefined && this.has(hint.parent) ? hint.parent : undefined;
-    this.enqueue(queue, entry, parent);
-    this.links.add(entry, parent);
+    this.track(queue, entry, parent);
   }
 
   touch(entry: EntryIndex, _nowUs: number): void {
     invariant(this.has(entry), () => `fifo: entry ${entry} is not tracked`);
   }
 
-  override park(entry: EntryIndex): void {
-    super.park(entry);
-    this.#parks = true;
+  protected choose(mayGo: (entry: EntryIndex) => boolean): EntryIndex | undefined {
+    return firstOf(this.lists, queue, mayGo);
   }
 
-  victim(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
-    return firstOf(this.lists, queue, (entry) => !(this.#parks && this.links.hasChildren(entry)) && mayEvict(entry));
-  }
-
-  /** As if everything were evicted now: what was passed over for its children goes as soon as the last of these has gone. */
-  *coldestFirst(): Iterable<EntryIndex> {
+  /** Where all stand in the queue, without a copy: what was passed over for its children goes as soon as the last of these has gone. */
+  override *coldestFirst(): Iterable<EntryIndex> {
+    if (this.lists.countOf(queue) < this.count) {
+      yield* super.coldestFirst();
+      return;
+    }
     const left = new Map<EntryIndex, number>();
     const childrenOf = (entry: EntryIndex): number => left.get(entry) ?? this.links.childCountOf(entry);
     const passed = new Set<EntryIndex>();
@@ -53,5 +50,11 @@ export class FifoPolicy extends ChainQueues {
         yield above;
       }
     }
+  }
+
+  protected copy(): FifoPolicy {
+    const copy = new FifoPolicy(this.mayPass);
+    this.copyOrderTo(copy);
+    return copy;
   }
 }

@@ -6,9 +6,9 @@
  *
  * What is never used again leaves quickly and does not push out what is. Uses are counted up to 3. Aging happens inside
  * `victim`, so that nothing is moved before there is need. Ghosts need the entry's name (`InsertHint.name`); without
- * names there are none. As the queues take turns, an entry that has children is not chosen before them (chain-queues.ts).
+ * names there are none. As the queues take turns, an entry's children are looked for (chain-queues.ts).
  */
-import { ChainQueues } from './chain-queues.ts';
+import { ChainQueues, parentsPassed } from './chain-queues.ts';
 import { none } from './entry-lists.ts';
 import type { EntryIndex, InsertHint } from './policy.ts';
 
@@ -27,8 +27,8 @@ export class S3FifoPolicy extends ChainQueues {
   /** What `victim` chose last: its removal is an eviction. */
   #chosen: EntryIndex = none;
 
-  constructor() {
-    super('s3-fifo', 2);
+  constructor(mayPass = parentsPassed) {
+    super('s3-fifo', 2, mayPass);
   }
 
   insert(entry: EntryIndex, _nowUs: number, hint?: InsertHint): void {
@@ -36,8 +36,7 @@ export class S3FifoPolicy extends ChainQueues {
     const returns = name !== undefined && this.#ghosts.has(name);
     const above = parent !== undefined && this.has(parent) ? parent : undefined;
     const isBesideYoung = above !== undefined && this.queueOf(above) === small;
-    this.enqueue(returns && !isBesideYoung ? main : small, entry, above);
-    this.links.add(entry, above);
+    this.track(returns && !isBesideYoung ? main : small, entry, above);
     if (returns) this.#ghosts.delete(name);
     if (name !== undefined) this.#names.set(entry, name);
     this.#setUses(entry, 0);
@@ -49,11 +48,11 @@ export class S3FifoPolicy extends ChainQueues {
   }
 
   override remove(entry: EntryIndex): void {
-    const list = this.lists.listOf(entry);
+    const home = this.homeOf(entry);
     super.remove(entry);
     const name = this.#names.get(entry);
     this.#names.delete(entry);
-    if (entry === this.#chosen && list === small && name !== undefined) this.#ghosts.add(name);
+    if (entry === this.#chosen && home === small && name !== undefined) this.#ghosts.add(name);
     if (entry === this.#chosen) this.#chosen = none;
     for (const oldest of this.#ghosts) {
       if (this.#ghosts.size <= Math.max(1, this.lists.count)) break;
@@ -61,42 +60,26 @@ export class S3FifoPolicy extends ChainQueues {
     }
   }
 
-  victim(isFree: (entry: EntryIndex) => boolean): EntryIndex | undefined {
-    const mayEvict = (entry: EntryIndex): boolean => !this.links.hasChildren(entry) && isFree(entry);
-    const smallCount = this.lists.countOf(small);
-    const smallFirst = smallCount * 10 >= smallCount + this.lists.countOf(main); // of what can be chosen
-    const found = smallFirst
-      ? (this.#fromSmall(mayEvict) ?? this.#fromMain(mayEvict))
-      : (this.#fromMain(mayEvict) ?? this.#fromSmall(mayEvict));
+  override victim(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
+    const found = super.victim(mayEvict);
     this.#chosen = found ?? none;
     return found;
   }
 
-  /** As if everything were evicted now, one after another, and nothing used meanwhile. */
-  *coldestFirst(): Iterable<EntryIndex> {
-    const copy = new S3FifoPolicy();
-    for (const list of [small, main]) {
-      for (const entry of this.lists.entriesOf(list)) {
-        copy.lists.append(list, entry);
-        copy.#setUses(entry, this.#uses[entry]!);
-        copy.links.add(entry, undefined);
-      }
-    }
-    // Parents first, as they have to be known when their children are.
-    const linked = new Set<EntryIndex>();
-    for (const entry of this.#uses.keys()) {
-      const path: EntryIndex[] = [];
-      for (let at: EntryIndex | undefined = entry; at !== undefined && this.has(at) && !linked.has(at); ) {
-        linked.add(at);
-        path.push(at);
-        at = this.links.parentOf(at);
-      }
-      for (const at of path.reverse()) copy.links.add(at, this.links.parentOf(at));
-    }
-    for (let next = copy.victim(() => true); next !== undefined; next = copy.victim(() => true)) {
-      yield next;
-      copy.remove(next);
-    }
+  protected choose(mayGo: (entry: EntryIndex) => boolean): EntryIndex | undefined {
+    const smallCount = this.lists.countOf(small);
+    const smallFirst = smallCount * 10 >= smallCount + this.lists.countOf(main); // of what can be chosen
+    return smallFirst
+      ? (this.#fromSmall(mayGo) ?? this.#fromMain(mayGo))
+      : (this.#fromMain(mayGo) ?? this.#fromSmall(mayGo));
+  }
+
+  /** Without names: it will not be told which of its choices were evicted. */
+  protected copy(): S3FifoPolicy {
+    const copy = new S3FifoPolicy(this.mayPass);
+    this.copyOrderTo(copy);
+    copy.#uses = this.#uses.slice();
+    return copy;
   }
 
   #fromSmall(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {

@@ -11,8 +11,8 @@
 
 /** After the servers were away: a member has reached them again by then. */
 const graceMs = 2_000;
-/** A member has tried to renew its lease again by then (three times a lease of 1.5 s); with that lease it ends 2 s after its owner. */
-const togetherMs = 500;
+/** Of a lease of 1.5 s, which is seen to have ended by the next look (200 ms), it ends within 2 s of its owner; not later than it may. */
+const togetherMs = 300;
 
 export class Missing {
   #graceEndMs = 0;
@@ -44,7 +44,8 @@ export class Missing {
       const sumMs = beforeMs === undefined ? 0 : beforeMs + thereMs;
       const isWaitedFor = isTogether ? !isLeaving : beforeMs !== undefined;
       // Servers that come and go would give it a new time each time.
-      if (isGrace ? sumMs >= graceMs : !isWaitedFor || sumMs >= togetherMs) return false;
+      // The next look, which comes as late as this one, would be too late.
+      if (isGrace ? sumMs >= graceMs : !isWaitedFor || sumMs + thereMs > togetherMs) return false;
       this.#missedMs.set(id, sumMs);
       return true;
     });

@@ -47,4 +47,4 @@ function parsed(args: readonly string[]) {
   }
 }
 
-const refused = (what: string): KvError => new KvError('CONFIG', `command line: ${what}`);
+const refused = (what: string): KvError => new KvError('CONFIG', `command line: ${what}`, { isFinal: true });

@@ -105,7 +105,7 @@ export function runService(
       if (closing) return;
       const failure = KvError.from(error, 'SETUP');
       say(`${failure.code}: ${failure.message}`);
-      endProcess(failure.code === 'CONFIG' ? configExitCode : 1);
+      endProcess(failure.isFinal ? configExitCode : 1);
     },
   );
 }

@@ -107,7 +107,7 @@ export class IdleConnections {
   }
 }
 
-const ownNames = new Set(['127.0.0.1', 'localhost', '[::1]']);
+const ownName = /^(127\.\d+\.\d+\.\d+|localhost|\[::1\])$/;
 /** Of a page that the server itself served, and of an address that the user typed. */
 const ownSites = new Set(['same-origin', 'none']);
 
@@ -127,7 +127,7 @@ export function originProblem(
   scheme: 'http' | 'https',
 ): OriginProblem | undefined {
   // Without a Host (HTTP/1.0) it is no browser.
-  if (isLocal && host !== undefined && !ownNames.has(host.replace(/:\d*$/, '').toLowerCase())) {
+  if (isLocal && host !== undefined && !ownName.test(host.replace(/:\d*$/, '').toLowerCase())) {
     const message = `Host '${clip(host)}' is not this server's; ask 127.0.0.1 or localhost. A proxy has to set Host so.`;
     return { code: 'host_not_allowed', message };
   }

@@ -75,6 +75,20 @@ it('property: probes cost no more than their share and the first look, by the pl
   );
 });
 
+it('prompts of one reach that end elsewhere do not make each other look learned', () => {
+  const planner = new LoadPlanner(blockTokens, 5_000);
+  for (let from = 0; from < 3_000; from += 500) step(planner, from, from + 500, 40);
+  for (let from = 0; from < 3_000; from += 500) step(planner, from, from + 100, 40);
+  const ask = (first: number, blocks: number, nowMs: number) =>
+    planner.plan({ spans: [{ tier: 'peer', count: blocks }], estimatedUs: blocks * 16 * 30 }, nowMs, first);
+  let probes = 0;
+  for (let at = 0; at < 1_000; at++) {
+    if (ask(0, 180, at * 100).isProbe) probes++;
+    if (ask(90, 30, at * 100 + 50).isProbe) probes++;
+  }
+  expect(probes).toBeGreaterThan(20);
+});
+
 it('an engine that becomes the faster of both is found out, and costs little until then', () => {
   for (const [beforeUs, afterUs] of [
     [60, 20],

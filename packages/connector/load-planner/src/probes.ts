@@ -27,9 +27,11 @@ const fewTokens = 96;
 const fewShare = 1 / 3;
 
 interface Reach {
-  /** When and after how many steps something was learned last. */
-  atMs: number;
+  /** Steps seen that looked as far back, and since when they are so many. */
   steps: number;
+  sinceMs: number;
+  /** When there was a probe last. */
+  probedMs: number;
   /** What a probe may cost now; below zero after one on credit. */
   allowedUs: number;
 }
@@ -38,7 +40,7 @@ export class Probes {
   readonly #compute: ComputeModel;
   readonly #blockTokens: number;
   readonly #reaches = Array.from({ length: reaches }, (): Reach => {
-    return { atMs: Number.NEGATIVE_INFINITY, steps: 0, allowedUs: 0 };
+    return { steps: 0, sinceMs: Number.NEGATIVE_INFINITY, probedMs: Number.NEGATIVE_INFINITY, allowedUs: 0 };
   });
 
   constructor(compute: ComputeModel, blockTokens: number) {
@@ -52,20 +54,26 @@ export class Probes {
     if (probe === undefined) return plan;
     const planUs = plan.loadUs + plan.computeUs;
     const costUs = Math.max(0, probe.loadUs + probe.computeUs - planUs);
-    const reach = reachOf((first + plan.blocks / 2) * this.#blockTokens);
+    const middle = this.#seen(reachOf((first + plan.blocks / 2) * this.#blockTokens), nowMs);
     // What a probe tells: the end of a prompt looks further back than its middle.
-    const endReach = reachOf((first + plan.blocks) * this.#blockTokens - fewTokens / 2);
-    const steps = this.#compute.stepsOf(reach) + (endReach === reach ? 0 : this.#compute.stepsOf(endReach));
-    const known = this.#reaches[reach]!;
-    if (steps !== known.steps) {
-      known.steps = steps;
-      known.atMs = nowMs;
-    }
-    known.allowedUs = Math.min(known.allowedUs + costShare * planUs, costUs);
-    if (nowMs - known.atMs < freshMs || known.allowedUs < (steps === 0 ? 0 : costUs)) return plan;
-    known.allowedUs -= costUs;
-    known.atMs = nowMs;
+    const end = this.#seen(reachOf((first + plan.blocks) * this.#blockTokens - fewTokens / 2), nowMs);
+    const isUnseen = middle.steps + end.steps === 0;
+    const learnedMs = Math.max(middle.probedMs, middle.sinceMs, end.sinceMs);
+    middle.allowedUs = Math.min(middle.allowedUs + costShare * planUs, costUs);
+    if (nowMs - learnedMs < freshMs || middle.allowedUs < (isUnseen ? 0 : costUs)) return plan;
+    middle.allowedUs -= costUs;
+    middle.probedMs = nowMs;
     return { ...probe, isProbe: true };
+  }
+
+  #seen(reach: number, nowMs: number): Reach {
+    const seen = this.#reaches[reach]!;
+    const steps = this.#compute.stepsOf(reach);
+    if (steps !== seen.steps) {
+      seen.steps = steps;
+      seen.sinceMs = nowMs;
+    }
+    return seen;
   }
 
   /** The plan with an end that is computed; undefined where it would tell nothing. */

@@ -12,6 +12,7 @@ import { createLogger } from '@kvtier/telemetry';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { freePort } from '../../../../infra/ports.ts';
 import { type Coordinator, startCoordinator } from './coordinator.ts';
+import { checkTokenizers } from './tokenizer-folders.ts';
 
 const modelDir = join(import.meta.dirname, '../../../../models/demo/model');
 const silent = createLogger('coordinator-test', 'silent');
@@ -74,6 +75,14 @@ it('says in one line what cannot work', async () => {
     code: 'CONFIG',
     message: `tokenizers.pod: ${dir}/tokenizer.json cannot be read (ENOENT); name a folder with that model's tokenizer.json`,
   });
+});
+
+it('a tokenizer that is not there now ends no start of another model', async () => {
+  const lines: string[] = [];
+  checkTokenizers({ a: modelDir, b: dir }, (line) => lines.push(line));
+  expect(lines).toEqual([
+    `tokenizers.b: ${dir}/tokenizer.json cannot be read (ENOENT); name a folder with that model's tokenizer.json`,
+  ]);
 });
 
 it('is ready when all of it listens, and not when its only worker is reached', async () => {

@@ -35,7 +35,7 @@ export interface Coordinator {
 export async function startCoordinator(config: CoordinatorConfig, logger: Logger): Promise<Coordinator> {
   const { routing, handoff, admission, index, access, host, port, tls, tokenizers } = config;
   const { apiKeysFile, adminKeysFile, trustedNetwork, operations } = config;
-  checkTokenizers(tokenizers);
+  checkTokenizers(tokenizers, (line) => logger.warn(line));
   const discovery = discoveryOf(config);
   const workerAccess = access && new WorkerAccess(access, tellRenewed(logger, 'worker access: files'));
   const times = { podSilentMs: routing.silentMs };

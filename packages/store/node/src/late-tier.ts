@@ -14,7 +14,9 @@ import type { Clock, Log } from '@kvtier/runtime';
 import type {
   Following,
   ReadStatus,
+  RemoveReason,
   SlotBlock,
+  SlotSizes,
   Tier,
   TierChange,
   TierStats,
@@ -107,12 +109,13 @@ class LateTier implements Tier {
     namespace: Namespace,
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
+    sizes?: SlotSizes,
   ): Promise<void> {
-    if (this.#tier !== undefined) return this.#tier.read(namespace, blocks, onDone);
+    if (this.#tier !== undefined) return this.#tier.read(namespace, blocks, onDone, sizes);
     for (const index of blocks.keys()) onDone(index, 'missing');
   }
 
-  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: RemoveReason): number {
     return this.#tier?.remove(namespace, hashes, reason) ?? 0;
   }
 

@@ -33,8 +33,22 @@ it('a long load begins 1,024 blocks a turn, and goes on as if it had begun at on
   expect([awaited(bench), bench.clock.pending]).toEqual([0, 0]);
 });
 
-it('no turn grows with the number of loads that wait: a commit looks at nobody who waits for something else', async () => {
-  const blocks = 8192;
+it('no turn grows with the number of loads that wait: a commit looks at nobody who waits for something else', () => {
+  const few = shortest(5, () => whileAwaiting(64));
+  const many = shortest(5, () => whileAwaiting(8_192));
+  const some = shortest(5, () => whileAwaiting(512));
+  expect(many.commitsMs).toBeLessThan(5 * few.commitsMs); // a look at each of them would be more than all else
+  expect(many.endMs).toBeLessThan(8 * (8_192 / 512) * some.endMs);
+});
+
+/** Of work that is the same each time: others use this machine, too. */
+function shortest<T extends Record<string, number>>(rounds: number, once: () => T): T {
+  const all = Array.from({ length: rounds }, once);
+  return Object.fromEntries(Object.keys(all[0]!).map((key) => [key, Math.min(...all.map((one) => one[key]!))])) as T;
+}
+
+/** Three loads wait for so many blocks each. */
+function whileAwaiting(blocks: number): { readonly commitsMs: number; readonly endMs: number } {
   const bench = new Bench(4, { maxLeasedBytes: 1e6 }, { lower: [] });
   const engines = [bench.engine(), bench.engine(), bench.engine()];
   for (const [at, engine] of engines.entries()) engine.load(chain(`w${at}.`, blocks), longMs, 5_000);
@@ -43,10 +57,11 @@ it('no turn grows with the number of loads that wait: a commit looks at nobody w
   const writer = bench.engine();
   const start = performance.now();
   for (let n = 0; n < 2_000; n++) writer.put(chain(`other${n}.`, 1));
-  expect(performance.now() - start).toBeLessThan(1_000);
+  const commitsMs = performance.now() - start;
   expect(awaited(bench)).toBe(3 * blocks);
   const end = performance.now();
   for (const engine of engines) engine.holdings.end();
-  expect(performance.now() - end).toBeLessThan(500);
+  const endMs = performance.now() - end;
   expect(awaited(bench)).toBe(0);
-});
+  return { commitsMs, endMs };
+}

@@ -1,6 +1,7 @@
 /** What many blocks were loaded for is over: they are let go over several turns, and are in nobody's way meanwhile. */
 import { describe, expect, it } from 'vitest';
-import { Bench, type BlockWriter, chain, settled } from './testing/bench.ts';
+import { stepBlocks } from './steps.ts';
+import { Bench, type BenchOptions, type BlockWriter, chain, settled } from './testing/bench.ts';
 
 const count = 2_048;
 const batch = 512;
@@ -116,4 +117,64 @@ it('what is let go and what is loaded next are together no more than a session m
   expect(pinned(bench)).toBe(count);
   engine.checkLeases();
   bench.store.checkIntegrity();
+});
+
+describe('what is let go is no reason to refuse others in the same turn', () => {
+  /** An arena, or a tenant's share of one, full of a chain that is leased. */
+  async function full(
+    options: BenchOptions = {},
+    slots = count,
+  ): Promise<{ bench: Bench; engine: BlockWriter; id: bigint }> {
+    const bench = new Bench(slots, { ...limits, maxFetchBytes: 1e6 }, options);
+    const engine = bench.engine('n', { tenant: 't' });
+    engine.put(chain('x', count));
+    if (bench.lower.length > 0) await bench.answerAll('write', 'refused');
+    const id = await loaded(engine, 'x');
+    return { bench, engine, id };
+  }
+
+  /** Read while other things go on, to its end. */
+  async function read(bench: Bench): Promise<void> {
+    for (let turn = 0; turn < 4; turn++) {
+      await settled();
+      bench.clock.advance(0);
+      await bench.answerAll('read', 'ready');
+    }
+  }
+
+  it('who reserve', async () => {
+    const { bench, engine, id } = await full({ lower: [] });
+    engine.release(id);
+    const other = bench.engine();
+    const reservations = other.holdings.reserve(null, chain('y', count));
+    expect(reservations.filter(({ status }) => status === 'reserved')).toHaveLength(count);
+    bench.store.checkIntegrity();
+  });
+
+  it.each([
+    ['who load from a lower tier', {}, count],
+    ['a tenant whose share it is', { quotas: { t: { arena: count } } }, 3 * count],
+  ])('%s', async (_, options, slots) => {
+    const { bench, engine, id } = await full(options, slots);
+    const other = bench.engine('n', { tenant: 't' });
+    const wanted = chain('y', count - 48);
+    bench.disk.put(engine.namespace, wanted);
+    engine.release(id);
+    const next = other.load(wanted);
+    await read(bench);
+    expect(other.loads.get(next)).toMatchObject({ loaded: wanted.length, reason: '' });
+    expect(bench.store.counters.get('quota.refused.arena')).toBe(0);
+    bench.store.checkIntegrity();
+  });
+
+  it('and who needs a little drives no more than a little of it', async () => {
+    const { bench, engine, id } = await full({ lower: [] });
+    await settled();
+    engine.release(id);
+    const other = bench.engine();
+    expect(other.put(chain('y', batch + 1))).toEqual(Array.from({ length: batch + 1 }, () => 'reserved'));
+    expect(pinned(bench)).toBe(count - batch - stepBlocks);
+    const left = chain('x', count - batch - stepBlocks);
+    expect(engine.lookup(chain('x', count)).held).toBeGreaterThanOrEqual(left.length); // its end went first
+  });
 });

@@ -271,8 +271,9 @@ export class Load implements FetchClient, AwaitClient {
     blockTurns.add(work, () => leaving.delete(work));
   }
 
+  /** From the end on: whoever needs room meanwhile can have the end of a chain, and nothing before it. */
   *#unpinning(from: number, to: number): Steps<void> {
-    for (let index = from; index < to; index++) {
+    for (let index = to - 1; index >= from; index--) {
       if (this.#arrived[index] === undefined) continue;
       this.#arrived[index] = undefined;
       this.#options.pins.unpin(this.state.namespace, this.hashes[index]!);

@@ -11,6 +11,11 @@ export type { ArenaBlock, BlockFields };
 export interface ArenaTop extends Tier {
   /** A slot for header + payload, evicting unpinned blocks when there is no free one; undefined: all that is left is pinned. */
   allocate(namespace: Namespace, payloadBytes: number): number | undefined;
+  /**
+   * From now on, an allocation that finds nothing that may go asks for room, some times at most; it tries again where it is told that
+   * something was unpinned.
+   */
+  whenFull?(makeRoom: () => boolean): void;
   /** Give back a slot that was never published. */
   free(slot: number): void;
   /** Write the header and make the block visible. */

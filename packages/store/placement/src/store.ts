@@ -29,6 +29,7 @@ import { Prefetched } from './prefetch.ts';
 import { Recency } from './recency.ts';
 import { maxTiers, Residency } from './residency.ts';
 import { type StoreStats, tierReports } from './stats.ts';
+import { stepBlocks } from './steps.ts';
 import { Suspects } from './suspects.ts';
 import { Tenants } from './tenants.ts';
 import { type Ticket, Tickets } from './tickets.ts';
@@ -78,6 +79,9 @@ export class Store {
     const { counters } = this;
     const limits = { ...defaultLimits(arena.stats().capacityBytes), ...options.limits };
     const pins = new Pins(arena);
+    const blockTurns = new BlockTurns(limits.unpinBatchBlocks);
+    const makeRoom = (): boolean => blockTurns.take(stepBlocks);
+    arena.whenFull?.(makeRoom);
     const wallS = (): number => Math.floor(clock.wallMs() / 1000);
     const isOver = (expiresS: number): boolean => expiresS !== 0 && expiresS <= wallS();
     const tickets = new Tickets(limits.maxShownTickets);
@@ -104,6 +108,7 @@ export class Store {
         return block === undefined ? null : (readHeader(block.slot)?.parent ?? null);
       },
       isPinned: (namespace, hash) => pins.isPinned(namespace, hash),
+      makeRoom,
       evict: (bit, namespace, hash) => tiers[bit]!.remove(namespace, [hash], 'evicted'),
     });
     this.#expiry = new Expiry({
@@ -154,7 +159,7 @@ export class Store {
       prefetched,
       namespaces,
       awaiting,
-      blockTurns: new BlockTurns(limits.unpinBatchBlocks),
+      blockTurns,
       tenants: this.#tenants,
       recency: new Recency({ tiers: this.#touchables(tiers), residency: this.#residency, clock, limits, counters }),
       locate: (state, hash) => this.#locate(state, hash, 0),

@@ -7,7 +7,7 @@ import { chain, namespaceNamed } from './testing/bench.ts';
 const tenantsWith = (quotas: ConstructorParameters<typeof Tenants>[0]['quotas'], tierNames = ['arena']): Tenants =>
   new Tenants({
     ...{ quotas, tierNames, counters: new Counters() },
-    ...{ parentOf: () => null, isPinned: () => false, evict: () => {} },
+    ...{ parentOf: () => null, isPinned: () => false, makeRoom: () => false, evict: () => {} },
   });
 const [hash] = chain('x', 1);
 
@@ -61,6 +61,7 @@ it('at its quota a tenant passes over what it has pinned once, not with each blo
     ...{ quotas: { '*': { arena: pinned + free } }, tierNames: ['arena'], counters: new Counters() },
     parentOf: () => null,
     isPinned: (_, name) => ++looks > 0 && kept.has(name),
+    makeRoom: () => false,
     evict: (_bit, _namespace, name) => evicted.push(name),
   });
   const namespace = namespaceNamed('n');

@@ -10,7 +10,7 @@
 import { KvError } from '@kvtier/errors';
 import { createPolicy, type EvictionPolicy } from '@kvtier/eviction';
 import type { HashKey, Namespace } from '@kvtier/identity';
-import { victimPassingOver } from '@kvtier/tiers';
+import { roomAsks, victimPassingOver } from '@kvtier/tiers';
 import type { Counters } from './counters.ts';
 import { maxTenants } from './residency.ts';
 
@@ -96,6 +96,8 @@ export interface TenantsOptions {
   readonly parentOf: (namespace: Namespace, hash: HashKey) => HashKey | null;
   /** In the arena: elsewhere nothing is pinned. */
   readonly isPinned: (namespace: Namespace, hash: HashKey) => boolean;
+  /** Let go of blocks of the arena that nobody wants any more. False: there are none. */
+  readonly makeRoom: () => boolean;
   readonly evict: (bit: number, namespace: Namespace, hash: HashKey) => void;
 }
 
@@ -141,8 +143,9 @@ export class Tenants {
   reserve(tenant: number, bit: number, bytes: number): boolean {
     const account = this.#accounts[tenant]![bit];
     if (account === undefined) return true;
-    while (account.bytes + account.reservedBytes + bytes > account.limitBytes) {
+    for (let asked = 0; account.bytes + account.reservedBytes + bytes > account.limitBytes; ) {
       if (this.#evictColdest(account)) continue;
+      if (bit === 0 && asked++ < roomAsks && this.#options.makeRoom()) continue;
       this.#options.counters.add(`quota.refused.${this.#options.tierNames[bit]}`);
       return false;
     }

@@ -3,15 +3,16 @@
  * `@kvtier/tiers/peer`, `@kvtier/tiers/redis`, `@kvtier/tiers/s3`.
  */
 
+export type { ArenaBlock, BlockFields } from './arena/arena-block.ts';
 export { ArenaMemory } from './arena/arena-memory.ts';
-export { type ArenaBlock, ArenaTier, type ArenaTierOptions, type BlockFields } from './arena/arena-tier.ts';
+export { ArenaTier, type ArenaTierOptions } from './arena/arena-tier.ts';
 export { SlotAllocator } from './arena/slot-allocator.ts';
 export { type CodecName, CodecTier, type CodecTierOptions, codecNames } from './codec/codec-tier.ts';
 export { DiskTier } from './disk/disk-tier.ts';
 export type { DiskStep } from './disk/options.ts';
 export { type ArenaSlots, type DiskTierOptions, planCapacity } from './disk/options.ts';
 export { Followers, followInPages, followInSlices, pagesOfMap } from './kit/followers.ts';
-export { victimPassingOver } from './kit/passing-over.ts';
+export { roomAsks, victimPassingOver } from './kit/passing-over.ts';
 export { RowSlots } from './kit/row-slots.ts';
 export { Slices, slicing } from './kit/slices.ts';
 export type * from './kit/tier.ts';

@@ -9,6 +9,7 @@ import type { ArenaBlock, BlockFields } from '@kvtier/tiers';
 import {
   Followers,
   type ReadStatus,
+  roomAsks,
   type SlotBlock,
   type Tier,
   type TierChange,
@@ -76,6 +77,7 @@ export class ModelArena implements ArenaTop {
   readonly #zombies = new Map<string, Listed[]>();
   readonly #slotCount: number;
   evictions = 0;
+  #makeRoom = (): boolean => false;
 
   constructor(slotCount: number) {
     this.#slotCount = slotCount;
@@ -84,7 +86,9 @@ export class ModelArena implements ArenaTop {
 
   allocate(_namespace: Namespace, _payloadBytes: number): number | undefined {
     if (this.#free.length === 0) {
-      const victim = [...this.#listed].find(([, block]) => block.pins === 0);
+      let victim = this.#victim();
+      for (let asked = 0; victim === undefined && asked < roomAsks && this.#makeRoom(); asked++)
+        victim = this.#victim();
       if (victim === undefined) return undefined;
       this.#listed.delete(victim[0]);
       this.#followers.removed(victim[1].namespace, [victim[1].hash]);
@@ -94,6 +98,10 @@ export class ModelArena implements ArenaTop {
     const slot = this.#free.pop()!;
     this.#allocated.add(slot);
     return slot;
+  }
+
+  whenFull(makeRoom: () => boolean): void {
+    this.#makeRoom = makeRoom;
   }
 
   free(slot: number): void {
@@ -202,6 +210,11 @@ export class ModelArena implements ArenaTop {
   }
 
   async close(): Promise<void> {}
+
+  #victim(): [string, Listed] | undefined {
+    for (const one of this.#listed) if (one[1].pins === 0) return one;
+    return undefined;
+  }
 
   #release(slot: number): void {
     this.content.delete(slot);

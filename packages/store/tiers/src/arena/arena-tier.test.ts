@@ -5,6 +5,7 @@ import { type ArenaHandle, native } from '@kvtier/data-plane';
 import { type HashKey, hashKeyOf, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
 import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { roomAsks } from '../kit/passing-over.ts';
 import { ArenaTier } from './arena-tier.ts';
 
 const path = `/dev/shm/kvtier-test-${process.pid}-arena-tier`;
@@ -47,6 +48,26 @@ function put(tier: ArenaTier, number: number, payloadBytes: number, parent: numb
 }
 
 describe('ArenaTier', () => {
+  it('full of what is pinned, it asks for room, some times, before it refuses', () => {
+    const tier = makeTier();
+    const payloadBytes = 60 << 10;
+    let held = 0;
+    while (held < 15 && put(tier, held, payloadBytes)) tier.pin(namespace, hash(held++));
+    let asked = 0;
+    let isFruitful = false;
+    tier.whenFull(() => {
+      if (++asked === 3 || isFruitful) tier.unpin(namespace, hash(--held));
+      return asked < 100;
+    });
+    expect([put(tier, 100, payloadBytes), asked]).toEqual([true, 3]);
+    tier.pin(namespace, hash(100));
+    expect([put(tier, 101, payloadBytes), asked]).toEqual([false, 3 + roomAsks]);
+    isFruitful = true;
+    expect([put(tier, 102, payloadBytes), put(tier, 103, payloadBytes)]).toEqual([true, true]);
+    expect([tier.stats().refused, tier.stats().evictions]).toEqual([1, 3]);
+    tier.checkIntegrity();
+  });
+
   it('evicts the least recently used first, and chains from their tail', () => {
     const evicted: HashKey[] = [];
     const tier = makeTier((gone) => evicted.push(gone));

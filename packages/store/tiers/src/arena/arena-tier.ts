@@ -12,33 +12,23 @@
 import { type ArenaHandle, native } from '@kvtier/data-plane';
 import { invariant } from '@kvtier/errors';
 import type { PolicyName } from '@kvtier/eviction';
-import { decodeHeader, encodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
+import { encodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
 import { Followers, pagesOfMap } from '../kit/followers.ts';
-import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
+import { roomAsks } from '../kit/passing-over.ts';
+import type {
+  Following,
+  ReadStatus,
+  RemoveReason,
+  SlotBlock,
+  Tier,
+  TierChange,
+  TierStats,
+  WriteStatus,
+} from '../kit/tier.ts';
+import type { ArenaBlock, BlockFields } from './arena-block.ts';
 import { type Ranked, SizeClass, type SizeClassOptions } from './size-class.ts';
 import { SlotAllocator } from './slot-allocator.ts';
-
-/** What becomes the object header when a block is published. */
-export interface BlockFields {
-  readonly hash: HashKey;
-  /** null at the root of a chain. */
-  readonly parent: HashKey | null;
-  readonly tokenCount: number;
-  readonly payloadBytes: number;
-  /** XXH3-64 of the payload. */
-  readonly checksum: bigint;
-  /** `Header.expiresS`; default 0. */
-  readonly expiresS?: number;
-}
-
-/** A listed block. `slot` is the offset of its header; the payload follows it. */
-export interface ArenaBlock {
-  readonly slot: number;
-  readonly payloadBytes: number;
-  readonly checksum: bigint;
-  /** Unix second from which on it may not be used; 0: none. */
-  readonly expiresS: number;
-}
+import { copyIn, copyOut } from './slot-copies.ts';
 
 interface Entry extends ArenaBlock, Ranked {
   readonly namespace: Namespace;
@@ -84,6 +74,7 @@ export class ArenaTier implements Tier {
   readonly #held = new Map<number, { count: number; isFreed: boolean }>();
   /** Allocated and not yet published. */
   readonly #unpublished = new Set<number>();
+  #makeRoom: () => boolean = () => false;
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
 
   constructor(options: ArenaTierOptions) {
@@ -106,10 +97,19 @@ export class ArenaTier implements Tier {
    */
   allocate(_namespace: Namespace, payloadBytes: number): number | undefined {
     const slotBytes = slotBytesFor(payloadBytes);
-    const slot = this.#allocator.allocate(slotBytes) ?? this.#allocateByEviction(slotBytes);
+    let slot = this.#allocator.allocate(slotBytes) ?? this.#allocateByEviction(slotBytes);
+    for (let asked = 0; slot === undefined && asked < roomAsks && this.#makeRoom(); asked++) {
+      // A removed block's last unpin frees its slot at once.
+      slot = this.#allocator.allocate(slotBytes) ?? this.#allocateByEviction(slotBytes);
+    }
     if (slot === undefined) this.#counts.refused++;
     else this.#unpublished.add(slot);
     return slot;
+  }
+
+  /** See `ArenaTop.whenFull` of packages/store/placement. */
+  whenFull(makeRoom: () => boolean): void {
+    this.#makeRoom = makeRoom;
   }
 
   /** Bytes of an allocated slot, published or not: what a reader may write there. */
@@ -222,7 +222,8 @@ export class ArenaTier implements Tier {
   /** Copies from other slots of the same arena. (The store publishes in place instead.) */
   async write(namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]> {
     const statuses: WriteStatus[] = [];
-    for (const { hash, slot: source } of blocks) statuses.push(await this.#writeOne(namespace, hash, source));
+    for (const { hash, slot: source } of blocks)
+      statuses.push(await copyIn(this, this.#arena, namespace, { hash, slot: source }));
     return statuses;
   }
 
@@ -231,11 +232,11 @@ export class ArenaTier implements Tier {
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void> {
-    for (const [index, { hash, slot }] of blocks.entries()) onDone(index, await this.#readOne(namespace, hash, slot));
+    for (const [index, block] of blocks.entries()) onDone(index, await copyOut(this, this.#arena, namespace, block));
   }
 
   /** A pinned block is unlisted now and its slot freed at the last unpin. */
-  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: RemoveReason): number {
     let count = 0;
     for (const hash of hashes) {
       const entry = this.#find(namespace, hash);
@@ -448,53 +449,5 @@ export class ArenaTier implements Tier {
     this.#bySlot.delete(entry.slot);
     this.#classOf(entry.slotBytes).remove(entry);
     this.#followers.removed(entry.namespace, [entry.hash]);
-  }
-
-  async #writeOne(namespace: Namespace, hash: HashKey, source: number): Promise<WriteStatus> {
-    if (this.#find(namespace, hash) !== undefined) return 'held';
-    const header = decodeHeader(native.arenaRead(this.#arena, source, headerBytes));
-    if ('error' in header || header.hash !== hash) return 'refused';
-    const slot = this.allocate(namespace, header.payloadBytes);
-    if (slot === undefined) return 'refused';
-    await native.arenaCopy(
-      this.#arena,
-      Float64Array.of(source + headerBytes),
-      Float64Array.of(slot + headerBytes),
-      header.payloadBytes,
-    );
-    if (this.#find(namespace, hash) !== undefined) {
-      this.free(slot);
-      return 'held';
-    }
-    const { parent, tokenCount, payloadBytes, payloadChecksum: checksum, expiresS } = header;
-    this.publish(namespace, { hash, parent, tokenCount, payloadBytes, checksum, expiresS }, slot);
-    return 'stored';
-  }
-
-  async #readOne(namespace: Namespace, hash: HashKey, target: number): Promise<ReadStatus> {
-    const entry = this.#find(namespace, hash);
-    const bytes = headerBytes + (entry?.payloadBytes ?? 0);
-    if (entry === undefined || bytes > this.slotBytesOf(target)) return 'missing';
-    this.pin(namespace, hash);
-    try {
-      await native.arenaCopy(this.#arena, Float64Array.of(entry.slot), Float64Array.of(target), bytes);
-      const [checksum] = await native.arenaChecksum(
-        this.#arena,
-        Float64Array.of(target + headerBytes),
-        entry.payloadBytes,
-      );
-      const header = decodeHeader(native.arenaRead(this.#arena, target, headerBytes));
-      const sound =
-        !('error' in header) &&
-        header.hash === hash &&
-        Buffer.compare(header.namespace, namespace.digest) === 0 &&
-        header.payloadBytes === entry.payloadBytes &&
-        header.payloadChecksum === checksum;
-      if (sound) return 'ready';
-      this.remove(namespace, [hash], 'corrupt');
-      return 'corrupt';
-    } finally {
-      this.unpin(namespace, hash);
-    }
   }
 }

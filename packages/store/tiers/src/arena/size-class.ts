@@ -4,8 +4,8 @@
  *     in the policy's order ──passed over, among many──▶ aside ──nobody uses it any more──▶ in that order again
  *
  * What is kept for long is passed over once (kit/passing-over.ts). Where no touch makes a block the warmest, it is put aside, with what is
- * kept of its chain: the policy walks over all parents, and asks about none of them. It stays the policy's (`park`), as no block may go
- * before its children, in use or not.
+ * kept of its chain: the policy walks over all parents, and asks about none of them. It stays the policy's (`park`), as parent and child:
+ * no block goes before its children, but where these are in use and nothing else may go.
  *
  * Invariant: what is aside is in use.
  */

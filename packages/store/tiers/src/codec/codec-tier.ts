@@ -16,7 +16,9 @@ import { settled } from '../kit/settled.ts';
 import type {
   Following,
   ReadStatus,
+  RemoveReason,
   SlotBlock,
+  SlotSizes,
   Tier,
   TierChange,
   TierStats,
@@ -106,17 +108,19 @@ export class CodecTier implements Tier {
     namespace: Namespace,
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
+    sizes: SlotSizes = 'known',
   ): Promise<void> {
     const { inner, nowUs } = this.#options;
     const startUs = nowUs();
     const decoding: Promise<void>[] = [];
-    const reading = inner.read(namespace, blocks, (index, status) => {
-      if (status !== 'ready') return onDone(index, status);
+    const ended = (index: number, status: ReadStatus): void => {
       const tierUs = nowUs() - startUs;
-      const decoded = this.#decode(namespace, blocks[index]!, tierUs / blocks.length);
-      if (decoded === undefined) return onDone(index, 'ready');
-      decoding.push(decoded.then((sound) => onDone(index, sound)));
-    });
+      const decoded =
+        status === 'ready' ? this.#decode(namespace, blocks[index]!, tierUs / blocks.length, sizes) : undefined;
+      if (decoded === undefined) onDone(index, status);
+      else decoding.push(decoded.then((sound) => onDone(index, sound)));
+    };
+    const reading = inner.read(namespace, blocks, ended, sizes);
     // What is decoded is written into its slot, whatever became of the other blocks.
     await reading.finally(() => settled(decoding));
   }
@@ -125,7 +129,7 @@ export class CodecTier implements Tier {
     this.#options.inner.endPin?.(namespace, ticket, hash);
   }
 
-  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: RemoveReason): number {
     return this.#options.inner.remove(namespace, hashes, reason);
   }
 
@@ -177,7 +181,7 @@ export class CodecTier implements Tier {
   }
 
   /** Undefined: the object was not encoded. `tierUs`: this block's share of the read's time. */
-  #decode(namespace: Namespace, block: SlotBlock, tierUs: number): Promise<ReadStatus> | undefined {
+  #decode(namespace: Namespace, block: SlotBlock, tierUs: number, sizes: SlotSizes): Promise<ReadStatus> | undefined {
     const { arena, memory, slots, inner, nowUs } = this.#options;
     const header = decodeHeader(native.arenaRead(arena, block.slot, headerBytes));
     if ('error' in header) return undefined;
@@ -193,7 +197,11 @@ export class CodecTier implements Tier {
         inner.remove(namespace, [block.hash], 'corrupt');
         return 'corrupt';
       }
-      if (rawBytes === 'too large') return 'missing';
+      if (rawBytes === 'too large') {
+        // As a tier does with what is too large as it is stored; this one cannot see it.
+        if (sizes === 'known') inner.remove(namespace, [block.hash], 'misfit');
+        return 'missing';
+      }
       if (rawBytes === 'busy') return 'failed';
       choice.decoded(rawBytes, nowUs() - startUs);
       this.#learn(namespace, slotBytesFor(rawBytes));

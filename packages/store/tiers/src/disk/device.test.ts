@@ -12,6 +12,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { slicing } from '../kit/slices.ts';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
 import type { TierChange } from '../kit/tier.ts';
+import { maxRemovedMeanwhile } from './device.ts';
 import { DiskTier } from './disk-tier.ts';
 import type { DiskTierOptions } from './options.ts';
 
@@ -110,7 +111,7 @@ describe.each(['io_uring', 'threads'] as const)('on %s', (backend) => {
   });
 
   it('ends what a hanging device does not, keeps its slots out of use, and comes back when it answers', async () => {
-    const tier = await open({ io: { backend }, timeoutMs: 1_000 });
+    const tier = await open({ io: { backend }, timeoutMs: 2_500 });
     const chain = names('hang', 4);
     await bench.write(tier, space, chain, payloadBytes);
     const { handle } = tier.devices[0]!.io;
@@ -135,7 +136,7 @@ describe.each(['io_uring', 'threads'] as const)('on %s', (backend) => {
   });
 
   it('closes although a device hangs', async () => {
-    const tier = await open({ io: { backend }, timeoutMs: 100 });
+    const tier = await open({ io: { backend }, timeoutMs: 2_500 });
     native.ioFault(tier.devices[0]!.io.handle, writes, 0, true);
     expect(await bench.write(tier, space, names('never', 2), payloadBytes)).toEqual(['refused', 'refused']);
     await tier.close();
@@ -207,7 +208,7 @@ it('a folder that was removed, and is another node’s by now, is left alone unt
   await tier.close();
 });
 
-it('what is read while its device comes back stays listed, and is there when the device is', async () => {
+it('what counts as held while its device comes back can be read', async () => {
   const tier = await open();
   const seen = following(tier);
   const chain = names('restored', 200);
@@ -220,13 +221,67 @@ it('what is read while its device comes back stays listed, and is there when the
     const held = chain.filter((hash) => tier.lookup(space, [hash]) === 1).slice(0, 20);
     if (device.inService || held.length === 0) continue;
     early += held.length;
-    expect(await bench.read(tier, space, held, payloadBytes)).toEqual(held.map(() => 'missing'));
+    expect(await bench.read(tier, space, held, payloadBytes)).toEqual(held.map(() => 'ready'));
   }
   expect(early).toBeGreaterThan(0);
   expect([tier.lookup(space, chain), seen.held.size]).toEqual([200, 200]);
   expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
   tier.checkIntegrity();
   await tier.close();
+});
+
+describe('what is removed while its device is out of service', () => {
+  it.each(['dropped', 'listed again'])(
+    'stays away, where it was being %s: from the device that is back, and from a restart',
+    async (when) => {
+      const tier = await open(two());
+      const chain = names('removed', 200);
+      for (let from = 0; from < 200; from += 8)
+        await bench.write(tier, space, chain.slice(from, from + 8), payloadBytes);
+      const device = tier.devices[0]!;
+      const gone = new Set<HashKey>();
+      const isHeld = (hash: HashKey): boolean => tier.lookup(space, [hash]) === 1;
+      const remove = (hash: HashKey): void => {
+        expect(tier.remove(space, [hash], 'asked')).toBe(1);
+        gone.add(hash);
+      };
+      const { blocks } = slicing;
+      slicing.blocks = 16;
+      try {
+        device.fail(new Error('gone'));
+        if (when === 'dropped') for (const hash of chain.filter(isHeld).filter((_, at) => at % 3 === 0)) remove(hash);
+      } finally {
+        slicing.blocks = blocks;
+      }
+      while (!device.inService) {
+        await nextTurn();
+        if (when === 'dropped' || device.inService || !device.canRead || gone.size > 30) continue;
+        for (const hash of chain.filter(isHeld).slice(0, 3)) remove(hash);
+      }
+      expect(gone.size).toBeGreaterThan(0);
+      const left = chain.filter((hash) => !gone.has(hash));
+      expect(chain.filter(isHeld)).toEqual(left);
+      tier.checkIntegrity();
+      await tier.close();
+      const again = await open(two());
+      expect(chain.filter((hash) => again.lookup(space, [hash]) === 1)).toEqual(left);
+      expect(await bench.read(again, space, left, payloadBytes)).toEqual(left.map(() => 'ready'));
+      await again.close();
+    },
+  );
+
+  it('is remembered up to a bound, beyond which it is said, once', async () => {
+    const lines: string[] = [];
+    const log = { ...silentLog, warn: (_: object, line: string) => void lines.push(line) };
+    const tier = await open({ log, retry: { firstMs: 60_000, longestMs: 60_000 } });
+    await bench.write(tier, space, names('few', 2), payloadBytes);
+    const [device] = tier.devices;
+    const [segment] = device!.segments;
+    device!.fail(new Error('gone'));
+    for (let page = 0; page < maxRemovedMeanwhile + 10; page++) device!.erase(segment!, page, 1);
+    expect(lines.filter((line) => line.includes('may come back'))).toHaveLength(1);
+    await tier.close();
+  });
 });
 
 describe('several devices', () => {

@@ -4,7 +4,8 @@
  *     opening ──▶ in service ──ENOSPC, EIO, no answer──▶ out of service ──probe, recovery──▶ in service …
  *
  * Invariants: the bytes of its files never exceed its capacity; while it is out of service nothing of it is listed and no new
- * I/O begins; a new life begins only when nothing of the former one is in flight. It tries again by itself (retries.ts).
+ * I/O begins, but for what recovery has listed already: that can be read, as it counts as held; a new life begins only when nothing
+ * of the former one is in flight. What is removed meanwhile does not come back with the device. It tries again by itself (retries.ts).
  */
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
@@ -13,7 +14,7 @@ import { Watch } from '@kvtier/runtime';
 import type { ReadStatus } from '../kit/tier.ts';
 import type { Appender } from './appender.ts';
 import { writeCheckpoint } from './checkpoint.ts';
-import { placeOf } from './device-contents.ts';
+import { lifeOf, placeOf } from './device-contents.ts';
 import { DeviceFiles } from './device-files.ts';
 import { beginLife, type Life } from './device-life.ts';
 import type { DiskIndex } from './disk-index.ts';
@@ -40,6 +41,8 @@ import type { SegmentPool } from './segment-pool.ts';
 
 /** Places that could not be read, remembered so that they are not listed again. */
 const maxBadPlaces = 4096;
+/** Blocks that were removed while their device was out of service, some 20 bytes of memory each. */
+export const maxRemovedMeanwhile = 1 << 16;
 
 export interface DeviceOwner {
   readonly index: DiskIndex;
@@ -67,8 +70,19 @@ export class DiskDevice {
   readonly #lock: FolderLock;
   readonly #timeoutMs: number;
   readonly #badPlaces = new Set<string>();
-  /** What a life that ended had removed and not marked yet (`SegmentPool.erasures`). */
-  #erased: Map<string, readonly number[]> = new Map();
+  /** What a life that ended had removed and not marked yet (`SegmentPool.erasures`), and what was removed after its end. */
+  #erased: Map<string, number[]> = new Map();
+  /** Of these, how many were removed after its end. */
+  #removedMeanwhile = 0;
+  /** Removed of what recovery has listed: for the life that it begins. */
+  #removedOfNext: {
+    readonly segment: Segment;
+    readonly life: string;
+    readonly page: number;
+    readonly pages: number;
+  }[] = [];
+  /** Recovery lists what the folder holds. */
+  #isListing = false;
   readonly #watch: Watch;
   #pool: SegmentPool | undefined;
   #life: Life | undefined;
@@ -128,6 +142,11 @@ export class DiskDevice {
     return this.#retries.trying !== undefined;
   }
 
+  /** What is listed of it can be read. */
+  get canRead(): boolean {
+    return this.inService || (this.#isListing && !this.#closed);
+  }
+
   /** Why it is out of service; "" when it is not. */
   get reason(): string {
     return this.#reason;
@@ -166,9 +185,26 @@ export class DiskDevice {
     this.io.read(rows, identities);
   }
 
-  /** What was removed must not come back after a restart. */
+  /** What was removed must not come back after a restart, nor with a device that is out of service now. */
   erase(segment: Segment, page: number, pages: number): void {
     if (this.inService) this.#life!.pool.erase(segment, page, pages);
+    else if (!this.#closed) this.#eraseLater(segment, page, pages);
+  }
+
+  #eraseLater(segment: Segment, page: number, pages: number): void {
+    if (segment.state === 'free') return;
+    if (this.#removedMeanwhile === maxRemovedMeanwhile) return;
+    if (++this.#removedMeanwhile === maxRemovedMeanwhile) {
+      this.#options.log.warn(
+        { dir: this.dir },
+        'so many blocks were removed while a device was out of service that others may come back',
+      );
+    }
+    const life = lifeOf(segment);
+    const others = this.#erased.get(life);
+    if (others === undefined) this.#erased.set(life, [page, pages]);
+    else others.push(page, pages);
+    if (this.#isListing) this.#removedOfNext.push({ segment, life, page, pages });
   }
 
   /** A block that the device cannot read: never listed again in this life of its segment. */
@@ -185,6 +221,7 @@ export class DiskDevice {
     life?.appender.stop();
     life?.pool.stop(true);
     this.#erased = life?.pool.erasures() ?? this.#erased;
+    this.#removedMeanwhile = 0;
     const fields = { dir: this.dir, reason: this.#reason, retryMs: this.#retries.failed() };
     this.#options.log.error(fields, 'a device of the disk tier is out of service; it will be tried again');
   }
@@ -265,15 +302,22 @@ export class DiskDevice {
         this.#owner.index.unregister(segment);
       }
       this.#pool!.segments.clear();
+      this.#removedOfNext = [];
+      this.#isListing = true;
       const life = await this.#recover(false);
       if (this.#closed) return;
+      this.#isListing = false;
       this.#life = life;
       this.#erased.clear();
+      for (const { segment, life: of, page, pages } of this.#removedOfNext.splice(0)) {
+        if (lifeOf(segment) === of) life.pool.erase(segment, page, pages); // else it was emptied meanwhile
+      }
       this.#reason = '';
       this.#retries.back();
       this.#options.log.warn({ dir: this.dir }, 'a device of the disk tier is back in service');
       this.#owner.onBack(this);
     } catch (error) {
+      this.#isListing = false;
       if (this.#closed) return;
       this.#owner.index.drop(this.segments, false);
       const fields = { dir: this.dir, reason: KvError.from(error).message, retryMs: this.#retries.failedAgain() };

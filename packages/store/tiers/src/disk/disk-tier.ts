@@ -14,7 +14,17 @@ import { native } from '@kvtier/data-plane';
 import { invariant, KvError } from '@kvtier/errors';
 import { expiresOffset, type HashKey, type Namespace } from '@kvtier/identity';
 import { settled } from '../kit/settled.ts';
-import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
+import type {
+  Following,
+  ReadStatus,
+  RemoveReason,
+  SlotBlock,
+  SlotSizes,
+  Tier,
+  TierChange,
+  TierStats,
+  WriteStatus,
+} from '../kit/tier.ts';
 import type { WriteJob } from './appender.ts';
 import { DiskDevice } from './device.ts';
 import { DiskIndex } from './disk-index.ts';
@@ -146,11 +156,12 @@ export class DiskTier implements Tier {
     namespace: Namespace,
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
+    sizes: SlotSizes = 'known',
   ): Promise<void> {
     const parts: Promise<void>[] = [];
     for (let from = 0; from < blocks.length; from += readPartBlocks) {
       const part = blocks.slice(from, from + readPartBlocks);
-      parts.push(this.#readPart(namespace, part, (index, status) => onDone(from + index, status)));
+      parts.push(this.#readPart(namespace, part, (index, status) => onDone(from + index, status), sizes));
     }
     await settled(parts);
   }
@@ -160,8 +171,8 @@ export class DiskTier implements Tier {
     return entry === noEntry ? undefined : this.#index.table.pages(entry) * pageBytes;
   }
 
-  /** What was removed as corrupt, or because it was asked for, does not come back after a restart. */
-  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+  /** What was removed does not come back after a restart, but for what was evicted. */
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: RemoveReason): number {
     let count = 0;
     for (const hash of hashes) {
       const entry = this.#index.get(namespace, hash);
@@ -223,7 +234,7 @@ export class DiskTier implements Tier {
 
   /** What its device lost is listed until it has been dropped. */
   #isReadable(entry: EntryNumber): boolean {
-    return entry !== noEntry && this.#deviceOf(entry).inService;
+    return entry !== noEntry && this.#deviceOf(entry).canRead;
   }
 
   #deviceOf(entry: EntryNumber): DiskDevice {
@@ -244,6 +255,7 @@ export class DiskTier implements Tier {
     namespace: Namespace,
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
+    sizes: SlotSizes,
   ): Promise<void> {
     const { table } = this.#index;
     const found: { index: number; slot: number; entry: EntryNumber; segment: Segment; page: number }[] = [];
@@ -251,14 +263,13 @@ export class DiskTier implements Tier {
       const entry = this.#closed ? noEntry : this.#index.get(namespace, hash);
       if (entry === noEntry) onDone(index, 'missing');
       else if (!this.#isReadable(entry)) {
-        // Its turn to be dropped has come. No failure of the tier: the other devices are to be asked. While its device comes back it may be
-        // listed anew, and stays.
-        if (!this.#deviceOf(entry).isTried) this.#index.remove(entry);
+        // Its turn to be dropped has come. No failure of the tier: the other devices are to be asked.
+        this.#index.remove(entry);
         onDone(index, 'missing');
       } else if (table.pages(entry) * pageBytes > this.#options.slots.slotBytesOf(slot)) {
         // Never into a slot that is too small for it. All blocks of a namespace are of one size: one of two engines computes its namespace
-        // wrongly. Here this would count as held, and keep its name from being written, for ever. Peers ask no more than fits (PeerServer).
-        this.remove(namespace, [hash], 'asked');
+        // wrongly. Here this would count as held, and keep its name from being written, for ever.
+        if (sizes === 'known') this.remove(namespace, [hash], 'misfit');
         onDone(index, 'missing');
       } else found.push({ index, slot, entry, segment: this.#index.segmentOf(entry), page: table.page(entry) });
     }
@@ -313,7 +324,7 @@ export class DiskTier implements Tier {
     return 'failed';
   }
 
-  #forget(entry: EntryNumber, reason: 'corrupt' | 'evicted' | 'asked'): void {
+  #forget(entry: EntryNumber, reason: RemoveReason): void {
     this.#index.remove(entry);
     if (reason === 'corrupt') this.#counts.corrupt++;
     if (reason === 'evicted') this.#counts.evictions++;

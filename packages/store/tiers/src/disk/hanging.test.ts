@@ -17,7 +17,9 @@ import { DiskTier } from './disk-tier.ts';
 
 const payloadBytes = 12_000;
 const space = namespaceNamed('hanging');
-const patience = { timeout: 20_000, interval: 5 };
+const patience = { timeout: 40_000, interval: 5 };
+/** A device that is well answers sooner, on a machine that is busy with other things, too. */
+const hangsMs = 3_000;
 const names = (prefix: string, count: number): HashKey[] =>
   Array.from({ length: count }, (_, i) => hashNamed(`${prefix}${i}`));
 
@@ -65,20 +67,20 @@ async function filled(dirs: readonly string[], timeoutMs: number): Promise<DiskT
 
 it('devices that hang in their file systems take only what they hold; verification, names and files go on', async () => {
   const dirs = ['a', 'b', 'c', 'd', 'e', 'well'];
-  const tier = await filled(dirs, 300);
+  const tier = await filled(dirs, hangsMs);
   const pipes = dirs.slice(0, 5).map((dir) => block(dir, 1));
   const before = tier.stats().blocks;
   // Marks are to be written, and there the call hangs.
   expect(tier.remove(space, gone, 'asked')).toBeGreaterThan(5);
   await vi.waitUntil(() => tier.devices.slice(0, 5).every(({ inService }) => !inService), patience);
-  for (const { reason } of tier.devices.slice(0, 5)) expect(reason).toMatch(/the device did not answer for 300 ms/);
+  for (const { reason } of tier.devices.slice(0, 5)) expect(reason).toMatch(/the device did not answer for 3000 ms/);
   expect(tier.devices[5]!.inService).toBe(true);
   expect(tier.stats()).toMatchObject({ inService: true, corrupt: 0 });
   expect(tier.stats().blocks).toBeLessThan(before);
 
   // Five calls hang: more than libuv has threads.
-  expect(tier.devices.slice(0, 5).map(({ files }) => files.openCount)).toEqual([1, 1, 1, 1, 1]);
-  const startMs = performance.now();
+  const hanging = (): number[] => tier.devices.slice(0, 5).map(({ files }) => files.openCount);
+  expect(hanging()).toEqual([1, 1, 1, 1, 1]);
   const slot = bench.filledSlot(space, hashNamed('sound'), payloadBytes);
   const identity = identitiesOf(space, [hashNamed('sound')]);
   const bytes = Float64Array.of(256 + payloadBytes);
@@ -91,7 +93,7 @@ it('devices that hang in their file systems take only what they hold; verificati
     expect(await bench.write(tier, space, more, payloadBytes)).toEqual(more.map(() => 'stored'));
     expect(await bench.read(tier, space, more, payloadBytes)).toEqual(more.map(() => 'ready'));
   }
-  expect(performance.now() - startMs).toBeLessThan(5_000);
+  expect(hanging()).toEqual([1, 1, 1, 1, 1]); // still: nothing of that has waited for them
   expect(tier.devices[5]!.inService).toBe(true);
 
   for (const pipe of pipes) await pipe.release();
@@ -104,10 +106,10 @@ it('devices that hang in their file systems take only what they hold; verificati
   expect(gone.filter((hash) => again.lookup(space, [hash]) === 1)).toEqual([]);
   expect(again.stats().blocks).toBeGreaterThan(0);
   await again.close();
-});
+}, 90_000);
 
 it('what was all removed when the device hung is gone when it is back, and its space is used', async () => {
-  const tier = await filled(['a'], 200);
+  const tier = await filled(['a'], hangsMs);
   const first = [...tier.devices[0]!.segments].find(({ id }) => id === 1)!;
   const held = all.filter((hash) => tier.lookup(space, [hash]) === 1);
   const pipe = block('a', 1);
@@ -127,13 +129,13 @@ it('what was all removed when the device hung is gone when it is back, and its s
 });
 
 it('closes, and frees its lock, although a call hangs', async () => {
-  const tier = await filled(['a'], 200);
+  const tier = await filled(['a'], hangsMs);
   const pipe = block('a', 1);
   tier.remove(space, gone, 'asked');
   await vi.waitUntil(() => tier.devices[0]!.files.openCount > 0, patience);
-  const startMs = performance.now();
+  const { files } = tier.devices[0]!;
   await tier.close();
-  expect(performance.now() - startMs).toBeLessThan(5_000);
+  expect(files.openCount).toBe(1); // it hangs still
   await pipe.release();
   const again = await open(['a'], 10_000);
   expect(again.stats().blocks).toBeGreaterThan(0);
@@ -141,7 +143,7 @@ it('closes, and frees its lock, although a call hangs', async () => {
 });
 
 it('says so when its folder hangs at the start', async () => {
-  const tier = await filled(['a'], 200);
+  const tier = await filled(['a'], 10_000);
   await tier.close();
   const checkpoint = join(bench.dir, 'a', 'checkpoint.kvc');
   rmSync(checkpoint);
@@ -149,7 +151,7 @@ it('says so when its folder hangs at the start', async () => {
   renameSync(link, `${link}-kept`);
   execFileSync('mkfifo', [link]);
   // A pipe is no segment: it is not opened.
-  const again = await open(['a'], 200);
+  const again = await open(['a'], 10_000);
   expect(again.stats().inService).toBe(true);
   await again.close();
 });

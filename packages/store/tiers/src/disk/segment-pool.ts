@@ -202,10 +202,10 @@ export class SegmentPool {
   }
 
   /** What is removed and not marked in its file yet: page and pages of each object, by id and generation of its segment. */
-  erasures(): Map<string, readonly number[]> {
-    const all = new Map<string, readonly number[]>();
+  erasures(): Map<string, number[]> {
+    const all = new Map<string, number[]>();
     for (const { id, generation, erased } of this.segments.values())
-      if (erased.length > 0) all.set(`${id}:${generation}`, erased);
+      if (erased.length > 0) all.set(`${id}:${generation}`, [...erased]);
     return all;
   }
 

@@ -12,6 +12,8 @@ import type { EntryIndex, EvictionPolicy } from '@kvtier/eviction';
 export const manyPassed = 64;
 /** So many are told of at one time: parking them takes some milliseconds. The others are passed over once more. */
 export const mostPassed = 4096;
+/** So often one who finds that nothing may go asks for room: what others have let go may be far more than it needs. */
+export const roomAsks = 4;
 /** Policies under which a touch makes a block warmer than those that were touched before. */
 const ordersByUse: ReadonlySet<EvictionPolicy['name']> = new Set(['lru', 'lfu']);
 /** These do not look at it. */

@@ -5,9 +5,8 @@
  * Contract, tested by `conformance.ts` against every implementation:
  *  - all operations are batched, and report per block; they throw only for defects, never for what the world does;
  *  - a read that does not match namespace, hash, layout and checksum is 'corrupt': counted, removed, never delivered;
- *  - an object that is larger than the slot it was asked into is 'missing' for who asked, and stays as it is: the slot's size is
- *    the asker's word, and says nothing about the block. What others hold, too, may count as not there, here alone, until it is told
- *    of again;
+ *  - an object that is larger than the slot it was asked into is 'missing' for who asked, and no damage. The slots of this node's
+ *    engines say what size its blocks are: it is not listed here any more. What others hold, too, is left to them;
  *  - bytes held never exceed `capacityBytes`, at any instant and after any crash (law 3);
  *  - what `write` reported as 'stored' is found by `lookup` until evicted or removed; a write in flight is not;
  *  - every read and write ends within the tier's own time limit ('failed', 'refused'); when `onDone` was called for a slot,
@@ -60,6 +59,10 @@ export interface SlotBlock {
 
 export type WriteStatus = 'stored' | 'held' | 'refused';
 export type ReadStatus = 'ready' | 'missing' | 'corrupt' | 'failed';
+/** Whose word the sizes of slots are: this node's own, or somebody else's. */
+export type SlotSizes = 'known' | 'guessed';
+/** 'misfit': too large for this node's engines. Elsewhere it may be what it has to be: a tier that others share keeps it for them. */
+export type RemoveReason = 'corrupt' | 'evicted' | 'asked' | 'misfit';
 
 export interface TierStats {
   readonly tier: string;
@@ -91,12 +94,14 @@ export interface Tier {
   /**
    * Bring objects into arena slots, verified. `onDone` is called once per block, as each ends, in any order; the promise
    * resolves after the last. An object that is larger than its slot is 'missing', and a tier below the arena does not list it any more:
-   * blocks of a namespace are of one size, and this one would be in the way of its name for ever.
+   * blocks of a namespace are of one size, and this one would be in the way of its name for ever. It stays where `sizes` are 'guessed':
+   * those of slots that were made for somebody else, by his word.
    */
   read(
     namespace: Namespace,
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
+    sizes?: SlotSizes,
   ): Promise<void>;
   /**
    * Bytes of slot that reading this block takes; undefined: not held, or not known before it is read. `guess`: taken for it
@@ -106,7 +111,7 @@ export interface Tier {
   /** Somebody has shown the ticket of a pin that other nodes behind this tier, which hold this block, may keep for a session of theirs. */
   endPin?(namespace: Namespace, ticket: Buffer, hash: HashKey): void;
   /** Forget blocks; `reason` "corrupt" is counted as such. Returns how many were held. */
-  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number;
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: RemoveReason): number;
   /**
    * Tell `listener` of every change of what `lookup` says, in order, from inside the turn that changes it; first, before
    * `follow` returns, everything that is held now, as 'stored'. A listener must not call back into the tier. Returns the

@@ -253,7 +253,7 @@ export class PeerServer {
       const slotBytes = this.#bytesBelow(namespace, name, request.slotBytes);
       const own = arriving?.(namespace, name);
       const lending = this.#lendings.get(namespace.key + name);
-      // The tier below would forget an object that is larger than its slot; its size is a stranger's word.
+      // Nothing is read that is known to be larger; the size of the slot is a stranger's word (`Tier.read`).
       if (slotBytes === undefined || slotBytes > request.slotBytes) this.#decline(request, 'missing');
       else if (own !== undefined) void own.then(() => this.#serve([request]));
       else if (lending !== undefined) this.#lendTo(request, namespace, name, lending);
@@ -267,10 +267,11 @@ export class PeerServer {
       }
     }
     if (below === undefined || reading.length === 0) return;
-    await below.read(namespace, reading, (index, status) => {
+    const ended = (index: number, status: ReadStatus): void => {
       const { hash, lending } = reading[index]!;
       this.#arrived(namespace, hash, lending, status);
-    });
+    };
+    await below.read(namespace, reading, ended, 'guessed');
   }
 
   /** The read has ended. */
@@ -373,10 +374,11 @@ export class PeerServer {
       if (below === undefined || slotBytes === undefined || this.#lendings.has(namespace.key + hash)) continue;
       const lending = this.#lend(namespace, hash, slotBytes);
       if (lending === undefined) continue;
-      await below.read(namespace, [{ hash, slot: lending.slot }], (_, status) => {
+      const ended = (_: number, status: ReadStatus): void => {
         if (status === 'corrupt') this.counts.corrupt++;
         this.#arrived(namespace, hash, lending, status);
-      });
+      };
+      await below.read(namespace, [{ hash, slot: lending.slot }], ended, 'guessed');
     }
   }
 }

@@ -14,7 +14,16 @@ import type { Log } from '@kvtier/runtime';
 import type { ArenaSlots } from '../disk/options.ts';
 import { Followers, pagesOfRows } from '../kit/followers.ts';
 import { Slices } from '../kit/slices.ts';
-import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
+import type {
+  Following,
+  ReadStatus,
+  RemoveReason,
+  SlotBlock,
+  Tier,
+  TierChange,
+  TierStats,
+  WriteStatus,
+} from '../kit/tier.ts';
 import type { PeerSecurity } from './control.ts';
 import { bitOf, bitsOf, maxPeers, PeerDirectory } from './directory.ts';
 import { Dropping } from './dropping.ts';
@@ -144,7 +153,7 @@ export class PeerTier implements Tier {
     this.#open.delete(ended);
   }
 
-  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: RemoveReason): number {
     const held = hashes.filter((hash) => this.#directory.holders(namespace, hash) !== 0);
     if (reason === 'corrupt') for (const hash of held) this.#tellCorrupt(namespace, hash, -1);
     const gone = this.#directory.remove(namespace, held, -1);

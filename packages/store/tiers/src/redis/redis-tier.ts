@@ -16,7 +16,17 @@ import { expiresOffset, type HashKey, headerBytes, type Namespace } from '@kvtie
 import { systemClock } from '@kvtier/runtime';
 import { identitiesOf } from '../disk/disk-io.ts';
 import { settled } from '../kit/settled.ts';
-import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
+import type {
+  Following,
+  ReadStatus,
+  RemoveReason,
+  SlotBlock,
+  SlotSizes,
+  Tier,
+  TierChange,
+  TierStats,
+  WriteStatus,
+} from '../kit/tier.ts';
 import type { Answer, Commitment, Directory, Reservation } from './directory.ts';
 import { ServerRecency } from './recency.ts';
 import { RedisIndex } from './redis-index.ts';
@@ -144,11 +154,12 @@ export class RedisTier implements Tier {
     namespace: Namespace,
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
+    sizes: SlotSizes = 'known',
   ): Promise<void> {
-    await this.#track(this.#read(namespace, blocks, onDone));
+    await this.#track(this.#read(namespace, blocks, onDone, sizes));
   }
 
-  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: RemoveReason): number {
     const gone = new Map<Directory | undefined, { hash: HashKey; text: string }[]>();
     let count = 0;
     for (const hash of hashes) {
@@ -158,6 +169,9 @@ export class RedisTier implements Tier {
       count++;
       if (reason === 'corrupt') this.#counts.corrupt++;
       if (reason === 'evicted') this.#counts.evictions++;
+      // Others may know it as it is: it is unlisted here alone, or this node would say that it is held, and make its name nowhere. Told of
+      // it anew, this node lists it until it is read again.
+      if (reason === 'misfit') continue;
       const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)];
       const list = gone.get(directory);
       if (list === undefined) gone.set(directory, [{ hash, text: entry.text }]);
@@ -290,6 +304,7 @@ export class RedisTier implements Tier {
     namespace: Namespace,
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
+    sizes: SlotSizes,
   ): Promise<void> {
     await Promise.resolve(); // nothing is told before the caller has its promise
     const wanted = new Map<Directory, (Value & { readonly index: number; readonly text: string })[]>();
@@ -301,10 +316,8 @@ export class RedisTier implements Tier {
       }
       const { text } = entry;
       const { bytes, partBytes, id } = parseEntry(text)!; // the index has no other
-      // An object of another size than who asks expects: never into this slot. Others may know it as it is: it is unlisted here alone, or
-      // this node would say that it is held, and make its name nowhere. Told of it anew, this node lists it until it is read again.
       if (bytes > this.#options.slots.slotBytesOf(slot)) {
-        this.#index.remove(namespace, hash);
+        if (sizes === 'known') this.remove(namespace, [hash], 'misfit');
         onDone(index, 'missing');
         continue;
       }

@@ -167,6 +167,63 @@ it.each([
   expect(asked).toEqual(expected);
 });
 
+describe('among packs that are never answered for', () => {
+  const goodCount = 20;
+
+  /** Passes until `isDone`; `answers`: the table of this pack can be read, from now on. */
+  async function passesUntil(
+    badCount: number,
+    answers: (slot: number, pass: number) => boolean,
+    isDone: (read: ReadonlySet<number>) => boolean,
+  ): Promise<number> {
+    const plan = planS3({ bucket: 'b', bytes: 64 << 20, packBytes: 4096 });
+    const objects = Array.from({ length: badCount + goodCount }, (_, slot) => {
+      return {
+        key: `v1/packs/${String(slot).padStart(8, '0')}`,
+        etag: etagOf(slot),
+        bytes: 4096,
+        modifiedMs: 1_000_000,
+      };
+    });
+    async function* pages(): AsyncGenerator<ListedPage> {
+      yield { objects, serverMs: 1_000_000 };
+    }
+    let pass = 0;
+    const read = new Set<number>();
+    const get = async (key: string): Promise<boolean> => {
+      const slot = Number(key.slice(-8));
+      if (!answers(slot, pass)) throw new KvError('IO', 'a stall', { retry: true });
+      read.add(slot);
+      return false;
+    };
+    const api = { pages, get } as unknown as S3Api;
+    const discovery = new Discovery({ plan, api, index: new PackIndex(), log: silentLog, onEvicted: () => {} });
+    while (!isDone(read) && ++pass < 100) await discovery.refresh();
+    return pass;
+  }
+
+  it.each([150, 200])('the others have their turn, though these are %i', async (badCount) => {
+    const passes = await passesUntil(
+      badCount,
+      (slot) => slot >= badCount,
+      ({ size }) => size === goodCount,
+    );
+    expect(passes).toBeLessThanOrEqual(Math.ceil(badCount / 16) + 1);
+  });
+
+  it('each has its turn again, and is read when it is answered for', async () => {
+    const badCount = 400;
+    const last = badCount - 1;
+    const mendedAt = 60; // each of them is left alone for as long as it can be by then
+    const passes = await passesUntil(
+      badCount,
+      (slot, pass) => slot >= badCount || (slot === last && pass > mendedAt),
+      (read) => read.has(last),
+    );
+    expect(passes).toBeLessThan(mendedAt + badCount / 16 + 2);
+  });
+});
+
 it('a page of packs that were all replaced goes in turns of a few milliseconds', async () => {
   const packCount = 2_000;
   const plan = planS3({ bucket: 'b', bytes: packCount * 4096 + 4096, packBytes: 4096 });
@@ -176,7 +233,11 @@ it('a page of packs that were all replaced goes in turns of a few milliseconds',
   async function* pages(): AsyncGenerator<ListedPage> {
     yield { objects, serverMs: 1_000_000 };
   }
-  const api = { pages, get: async () => false } as unknown as S3Api;
+  const get = async (): Promise<boolean> => {
+    await turn(); // as any server's answer does
+    return false;
+  };
+  const api = { pages, get } as unknown as S3Api;
   const index = new PackIndex();
   const namespace = namespaceNamed('one');
   for (let slot = 0; slot < packCount; slot++) {

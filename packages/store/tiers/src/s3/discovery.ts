@@ -26,6 +26,8 @@ const firstReadBytes = 16 << 10;
 const requestsAtOnce = 8;
 /** So many tables in a row that are not answered for: it is the server, and no pack's own fault. */
 const silencesMax = 2 * requestsAtOnce;
+/** Slots that are compared without a look at the time, which would take longer than they do. */
+const slotsAtOnce = 4096;
 /** A pack that could not be read is left alone for so many passes; for one at first, and twice as many each time, where time may mend it. */
 const passesLeftAlone = 10;
 
@@ -100,7 +102,7 @@ export class Discovery {
     });
     let failures = 0;
     let reason = '';
-    await this.#each(unknown, async (found) => {
+    await this.#each(this.#newFirst(unknown), async (found) => {
       const failure = await this.#meet(found);
       if (failure === undefined) return;
       failures++;
@@ -174,12 +176,22 @@ export class Discovery {
     }
     for (const slots of [this.#foreign, this.#unreadable])
       for (const slot of slots.keys()) if (!listed.has(slot)) slots.delete(slot);
+    let compared = 0;
     for (const slot of listed.alike(this.free)) {
+      if (++compared % slotsAtOnce === 0 && timer.due) await timer.next();
       if (isOlder(slot)) continue;
       if (listed.has(slot)) this.free.delete(slot);
       else this.free.add(slot);
     }
     return { unknown, expired };
+  }
+
+  /** Packs that were not answered for before wait for those that nobody has asked for, or these would never have their turn. */
+  #newFirst(unknown: readonly Found[]): Found[] {
+    const isNew = ({ slot }: Found): boolean => !this.#unreadable.has(slot);
+    const dueOf = ({ slot }: Found): number => this.#unreadable.get(slot)!.nextPass;
+    const others = unknown.filter((found) => !isNew(found)).sort((a, b) => dueOf(a) - dueOf(b));
+    return [...unknown.filter(isNew), ...others];
   }
 
   /** By the clock of the server that listed it, whatever ours says; one that does not tell the time lets nothing expire. */

@@ -27,13 +27,15 @@ export interface PackReaderOptions {
   readonly arena: ArenaHandle;
   readonly memory: ArenaMemory;
   readonly onGone: (pack: Pack) => void;
-  /** The server does not give it, and to ask again would not help. false: that may be the server, and no fault of the pack's. */
+  /** The server does not give it, has said so twice, and to ask again would not help. false: that may be the server's fault. */
   readonly onRefused: (pack: Pack, why: KvError) => boolean;
   readonly onCorrupt: (entry: PackEntry) => void;
 }
 
 export class PackReader {
   readonly #options: PackReaderOptions;
+  /** When the server refused a pack that it has not given since: one such reply may be a proxy's, or of a moment. */
+  readonly #refusedMs = new WeakMap<Pack, number>();
 
   constructor(options: PackReaderOptions) {
     this.#options = options;
@@ -86,13 +88,22 @@ export class PackReader {
     const { api, memory, onGone, onRefused } = this.#options;
     const { pack, offset } = run[0]!.entry;
     const targets = run.map(({ slot, entry }) => memory.view(slot, entry.bytes));
+    const beganMs = performance.now();
     try {
-      if (await api.get(packKey(pack.slot), pack.etag, offset, targets, deadlineMs)) return undefined;
+      if (await api.get(packKey(pack.slot), pack.etag, offset, targets, deadlineMs)) {
+        this.#refusedMs.delete(pack);
+        return undefined;
+      }
       onGone(pack);
       return 'missing';
     } catch (error) {
       if (!(error instanceof KvError)) throw error;
-      return !error.retry && onRefused(pack, error) ? 'missing' : 'failed';
+      if (error.retry) return 'failed';
+      const refusedMs = this.#refusedMs.get(pack);
+      this.#refusedMs.set(pack, refusedMs ?? performance.now());
+      // What was asked for before the first refusal is no second one.
+      const isAgain = refusedMs !== undefined && beganMs > refusedMs;
+      return isAgain && onRefused(pack, error) ? 'missing' : 'failed';
     }
   }
 }

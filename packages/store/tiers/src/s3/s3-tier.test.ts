@@ -39,7 +39,7 @@ async function open(settings: object = {}, options: object = {}): Promise<S3Tier
 
 /** Blocks that another node wrote, a pack for each. */
 async function written(count: number): Promise<HashKey[]> {
-  const writer = await open({ refreshMs: 3_600_000 });
+  const writer = await open({ refreshMs: 3_600_000, timeLimitMs: 20_000, idleLimitMs: 10_000 });
   const hashes = Array.from({ length: count }, (_, i) => hashNamed(i));
   for (const hash of hashes) expect(await bench.write(writer, space, [hash], payloadBytes)).toEqual(['stored']);
   await writer.close();
@@ -73,9 +73,9 @@ it('opens without a single table, and finds what the packs hold when these come'
 
 it('reads the tables of a bucket for longer than any one request may take', async () => {
   const hashes = await written(32);
-  bucket.fault = (request) => (isTable(request) ? new Promise((resolve) => setTimeout(resolve, 150)) : undefined);
+  bucket.fault = (request) => (isTable(request) ? new Promise((resolve) => setTimeout(resolve, 1_000)) : undefined);
   // Four rounds of eight.
-  const tier = await open({ timeLimitMs: 400, idleLimitMs: 400, refreshMs: 3_600_000 });
+  const tier = await open({ timeLimitMs: 3_500, idleLimitMs: 3_500, refreshMs: 3_600_000 });
   await until(() => heldOf(tier, hashes) === 32, 'what the packs hold');
 });
 
@@ -124,8 +124,9 @@ it.each([
     return fault;
   };
   const tier = await open({ timeLimitMs: 800, idleLimitMs: 200 });
-  await until(() => tier.stats().detail!.unreadable_packs === count, 'that they are left alone');
-  expect([heldOf(tier, hashes), tier.stats().inService]).toEqual([10, true]);
+  const isLeftAlone = (): boolean => tier.stats().detail!.unreadable_packs === count;
+  await until(() => isLeftAlone() && heldOf(tier, hashes) === 10, 'that they alone are left alone');
+  expect(tier.stats().inService).toBe(true);
   if (what === '403') {
     const [askedBefore, listingsBefore] = [asked, listings()];
     await until(() => listings() >= listingsBefore + 3, 'more listings');
@@ -162,7 +163,7 @@ it('is back soon after its server, however many tables were left to read', async
   await until(() => !tier.stats().inService, 'the outage');
   isDown = false;
   await until(() => tier.stats().inService, 'service');
-  expect(tablesBefore).toBeLessThanOrEqual(18 + 8); // at its first listing: the rest of them was not waited for
+  expect(tablesBefore).toBeLessThan(count); // at its first listing: the rest of them was not waited for
   await reading;
   expect(tier.stats().detail!.unreadable_packs).toBe(0);
   await until(() => heldOf(tier, hashes) === count, 'what the packs hold');
@@ -216,7 +217,7 @@ it.each([
   await until(() => isAsked, 'the silence');
   const startMs = performance.now();
   await tier.close();
-  expect(performance.now() - startMs).toBeLessThan(2_000);
+  expect(performance.now() - startMs).toBeLessThan(10_000);
 });
 
 it('its end does not wait for reads and writes of a silent server', async () => {
@@ -228,7 +229,7 @@ it('its end does not wait for reads and writes of a silent server', async () => 
   const writing = bench.write(tier, space, [hashNamed('new')], payloadBytes);
   const startMs = performance.now();
   await tier.close();
-  expect(performance.now() - startMs).toBeLessThan(4_000);
+  expect(performance.now() - startMs).toBeLessThan(10_000);
   expect(await reading).toEqual(hashes.map(() => 'failed'));
   expect(await writing).toEqual(['refused']);
 });
@@ -255,17 +256,42 @@ it.each([
     asked++;
     return what === 'short' ? undefined : what;
   };
+  expect(await bench.read(tier, space, hashes, payloadBytes)).toEqual(['failed', 'ready', 'ready']);
+  expect([heldOf(tier, hashes), asked, tier.stats().detail!.unreadable_packs]).toEqual([3, 1, 0]);
   expect(await bench.read(tier, space, hashes, payloadBytes)).toEqual(['missing', 'ready', 'ready']);
-  expect([heldOf(tier, hashes), asked, tier.stats().detail!.unreadable_packs]).toEqual([2, 1, 1]);
+  expect([heldOf(tier, hashes), asked, tier.stats().detail!.unreadable_packs]).toEqual([2, 2, 1]);
   expect(await bench.read(tier, space, hashes, payloadBytes)).toEqual(['missing', 'ready', 'ready']);
   const listingsBefore = listings();
   await until(() => listings() >= listingsBefore + 3, 'more listings');
-  expect([asked, heldOf(tier, others), tier.stats().inService]).toEqual([1, 2, true]);
+  expect([asked, heldOf(tier, others), tier.stats().inService]).toEqual([2, 2, true]);
   bucket.fault = () => undefined;
   bucket.objects.set(key, whole);
   await until(() => heldOf(tier, hashes) === 3, 'what was mended');
   expect(await bench.read(tier, space, hashes, payloadBytes)).toEqual(['ready', 'ready', 'ready']);
   expect(tier.stats().detail!.unreadable_packs).toBe(0);
+});
+
+it('one bad reply, or several at one time, hide no pack; nor do bad ones with good ones between', async () => {
+  const { tier, hashes, key } = await known();
+  const read = () => bench.read(tier, space, hashes, payloadBytes);
+  for (let round = 0; round < 3; round++) {
+    let asked = 0;
+    let refuse: (status: number) => void = () => {};
+    const both = new Promise<number>((resolve) => {
+      refuse = resolve;
+    });
+    // Neither is answered before both are asked.
+    bucket.fault = (request) => {
+      if (!isTable(request) || request.key !== key) return undefined;
+      if (++asked === 2) refuse(403);
+      return both;
+    };
+    const failed = ['failed', 'ready', 'ready'];
+    expect(await Promise.all([read(), read()])).toEqual([failed, failed]);
+    bucket.fault = () => undefined;
+    expect(await read()).toEqual(['ready', 'ready', 'ready']);
+  }
+  expect(heldOf(tier, hashes)).toBe(3);
 });
 
 it('a known pack that is gone (404) is a miss for good', async () => {
@@ -299,10 +325,8 @@ it('packs that a server refuses which refuses everything are known again when it
   expect([tier.stats().inService, heldOf(tier, hashes)]).toEqual([false, 0]);
   bucket.fault = () => undefined;
   await until(() => tier.stats().inService, 'service');
-  // All but the first, of which it was not known yet that they were not the only ones.
-  const few = statuses.filter((status) => status === 'missing').length;
-  expect(few).toBeLessThan(5);
-  await until(() => heldOf(tier, hashes) === 12 - few, 'the others');
+  expect(statuses).toEqual(hashes.map(() => 'failed'));
+  await until(() => heldOf(tier, hashes) === 12, 'all of them');
 });
 
 it('a block that is too large for who reads it counts as held there no more, and stays as it is for others', async () => {

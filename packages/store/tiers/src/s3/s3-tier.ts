@@ -12,7 +12,17 @@
 import { native } from '@kvtier/data-plane';
 import { invariant, KvError } from '@kvtier/errors';
 import { decodeHeader, type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
-import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
+import type {
+  Following,
+  ReadStatus,
+  RemoveReason,
+  SlotBlock,
+  SlotSizes,
+  Tier,
+  TierChange,
+  TierStats,
+  WriteStatus,
+} from '../kit/tier.ts';
 import { Discovery, packKey } from './discovery.ts';
 import { checkBucket, orRefusal } from './opening.ts';
 import { planS3, type S3Plan, type S3TierOptions } from './options.ts';
@@ -172,15 +182,14 @@ export class S3Tier implements Tier {
     namespace: Namespace,
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
+    sizes: SlotSizes = 'known',
   ): Promise<void> {
     const wanted: WantedBlock[] = [];
     for (const [index, { hash, slot }] of blocks.entries()) {
       const entry = this.#inService ? this.#index.get(namespace, hash) : undefined;
       if (entry === undefined) onDone(index, 'missing');
       else if (entry.bytes > this.#options.slots.slotBytesOf(slot)) {
-        // Never into this slot. Nodes whose engines are of another mind may know it as it is: it is unlisted here alone, or this node would
-        // say that it is held, and make its name nowhere. Its pack stays, even with nothing else in it.
-        this.#index.remove(entry);
+        if (sizes === 'known') this.remove(namespace, [hash], 'misfit');
         onDone(index, 'missing');
       } else {
         this.#index.touch(entry.pack);
@@ -193,13 +202,16 @@ export class S3Tier implements Tier {
   }
 
   /** Lasting on this node as long as the pack does; other nodes, and this one after a restart, find a block by its own checksum. */
-  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: RemoveReason): number {
     let count = 0;
     for (const hash of hashes) {
       const entry = this.#index.get(namespace, hash);
       if (entry === undefined) continue;
-      this.#forget(entry, reason);
       count++;
+      // Nodes whose engines are of another mind may know it as it is: it is unlisted here alone, or this node would say that it is held,
+      // and make its name nowhere. Its pack stays, even with nothing else in it.
+      if (reason === 'misfit') this.#index.remove(entry);
+      else this.#forget(entry, reason);
     }
     return count;
   }

@@ -19,7 +19,7 @@ export interface ConformanceOptions {
   readonly runs?: number;
   /** The tier refuses and fails at times, as `FaultyTier` does: then the suite tries again, and the rest must still hold. */
   readonly faulty?: boolean;
-  /** What did not fit into a slot counts as held all the same: the arena's own, and what is found out only when it is decoded. */
+  /** What did not fit into a slot counts as held all the same: the arena's own. */
   readonly keepsMisfits?: boolean;
 }
 

@@ -5,7 +5,17 @@
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { Followers } from '../followers.ts';
-import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, TierSupports, WriteStatus } from '../tier.ts';
+import type {
+  ReadStatus,
+  RemoveReason,
+  SlotBlock,
+  SlotSizes,
+  Tier,
+  TierChange,
+  TierStats,
+  TierSupports,
+  WriteStatus,
+} from '../tier.ts';
 
 export interface Faults {
   readonly seed: number;
@@ -89,6 +99,7 @@ export class FaultyTier implements Tier {
     namespace: Namespace,
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
+    sizes?: SlotSizes,
   ): Promise<void> {
     const indexes = [...blocks.keys()];
     const failing = indexes.filter(() => this.#outReason !== '' || this.#happens(this.#faults.failRead));
@@ -104,12 +115,13 @@ export class FaultyTier implements Tier {
       (at, status) => {
         answers.push(this.#late().then(() => onDone(going[at]!, status)));
       },
+      sizes,
     );
     await inner;
     await Promise.all(answers);
   }
 
-  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: RemoveReason): number {
     return this.#inner.remove(namespace, hashes, reason);
   }
 

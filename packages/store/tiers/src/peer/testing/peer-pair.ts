@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
 import { type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
 import { silentLog, TestBench } from '../../kit/testing/objects.ts';
-import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../../kit/tier.ts';
+import type { ReadStatus, RemoveReason, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../../kit/tier.ts';
 import type { PeerSecurity } from '../control.ts';
 import { PeerLoops } from '../peer-loops.ts';
 import { PeerServer, type PeerServerOptions } from '../peer-server.ts';
@@ -136,7 +136,7 @@ export class PeerPair implements Tier {
     return this.#tier.read(namespace, blocks, onDone);
   }
 
-  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: RemoveReason): number {
     this.#held.remove(namespace, hashes, 'asked');
     return this.#tier.remove(namespace, hashes, reason);
   }

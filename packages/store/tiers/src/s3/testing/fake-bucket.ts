@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 
-/** A status to answer with; or no answer before the promise is fulfilled. */
+/** A status to answer with; or no answer before the promise is fulfilled, then with the status that it has, if that is one. */
 export type BucketFault = number | Promise<unknown> | undefined;
 
 interface Held {
@@ -53,12 +53,11 @@ export class FakeBucket {
     const isListing = searchParams.has('list-type');
     const key = isListing ? '' : pathname.slice(`/${this.name}/`.length);
     this.requests.push(`${method} ${key}`);
-    const fault = this.fault({ method, key });
+    const fault = await this.fault({ method, key });
     if (typeof fault === 'number') {
       to.writeHead(fault).end('<Error><Code>Fault</Code></Error>');
       return;
     }
-    await fault;
     if (isListing) this.#list(searchParams.get('prefix') ?? '', to);
     else if (method === 'PUT') this.#put(key, body, headers, to);
     else if (method === 'DELETE') {
