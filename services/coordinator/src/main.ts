@@ -10,6 +10,6 @@ import { runService, serviceLogger } from '@kvtier/telemetry';
 runService('coordinator', async ({ configFile }) => {
   const config = readServiceConfig(coordinatorServiceSchema, configFile);
   const logger = serviceLogger('coordinator', config.logLevel);
-  const { url, close } = await startCoordinator(config, logger);
-  return { ready: { url }, close };
+  const { url, served, close } = await startCoordinator(config, logger);
+  return { ready: { url }, begun: served, close };
 });

@@ -134,6 +134,21 @@ it('a configuration that cannot work is exit code 78: another start does no bett
   expect(await ended('')).toBe(1);
 });
 
+it('one that is not ready yet is closed before its end; a start that fails late is a failed start', async () => {
+  const begins = (how: string) => serving.replace('close:', `begun: ${how}, close:`);
+  const child = service('beginning', `say('listens'); ${begins('new Promise(() => {})')}`);
+  const messages: unknown[] = [];
+  child.on('message', (message) => messages.push(message));
+  await vi.waitUntil(() => child.said().includes('listens'), patience);
+  child.kill('SIGTERM');
+  expect(await once(child, 'close')).toEqual([0, null]);
+  expect(child.said()).toBe('listens\nclosed\n');
+  expect(messages.some((message) => 'ready' in (message as object))).toBe(false);
+  const late = service('late', begins(`Promise.reject(new KvError('MODEL', '/m: cannot be read'))`));
+  expect(await once(late, 'close')).toEqual([1, null]);
+  expect(late.said()).toBe('late: MODEL: /m: cannot be read\n');
+});
+
 it('an option that it does not know is refused before it starts; --version and --help are answers', async () => {
   const ran = async (...args: string[]) => {
     const child = service('asked', `say('started'); ${serving}`, '', '', false, args);

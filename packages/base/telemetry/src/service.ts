@@ -24,6 +24,8 @@ const configExitCode = 78;
 export interface RunningService {
   /** Told to the supervisor as {ready: ...}: addresses and the like. */
   readonly ready: Readonly<Record<string, unknown>>;
+  /** It is ready then; a start that fails late rejects. Without it: at once. */
+  readonly begun?: Promise<void>;
   close(): Promise<void>;
 }
 
@@ -94,20 +96,22 @@ export function runService(
     if (given === 'help') return answer(serviceHelp(name));
     return given === 'version' ? answer(`${name} ${version}\n`) : await start(given);
   };
-  begin().then(
-    (service) => {
-      if (service === undefined) return;
-      running = service;
+  const fail = (error: unknown): void => {
+    if (closing) return;
+    const failure = KvError.from(error, 'SETUP');
+    say(`${failure.code}: ${failure.message}`);
+    endProcess(failure.isFinal ? configExitCode : 1);
+  };
+  begin().then((service) => {
+    if (service === undefined) return;
+    running = service; // from here on it is closed before the end
+    const tellReady = (): void => {
       native.watchTurns(); // of the service; a start may take its time
       if (!closing) tell({ ready: service.ready });
-    },
-    (error: unknown) => {
-      if (closing) return;
-      const failure = KvError.from(error, 'SETUP');
-      say(`${failure.code}: ${failure.message}`);
-      endProcess(failure.isFinal ? configExitCode : 1);
-    },
-  );
+    };
+    if (service.begun === undefined) tellReady();
+    else service.begun.then(tellReady, fail);
+  }, fail);
 }
 
 /** A supervisor that has just died is learned of by 'disconnect', not by an error here. */

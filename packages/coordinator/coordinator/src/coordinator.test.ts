@@ -37,6 +37,7 @@ afterEach(async () => {
 
 const start = async (config: Omit<CoordinatorInput, 'port'>): Promise<void> => {
   coordinator = await startCoordinator(parseConfig(coordinatorSchema, { port: 0, ...config }, 'test'), silent);
+  await coordinator.served;
 };
 const both = () => ({
   kind: 'static' as const,

@@ -28,10 +28,12 @@ export interface Coordinator {
   readonly endpointPicker: Pick<EndpointPicker, 'address' | 'healthAddress'> | undefined;
   /** Where KEDA asks: "IP:PORT". */
   readonly scaler: Pick<ExternalScaler, 'address'> | undefined;
+  /** When a model is served, or none has come for a while. @throws KvError MODEL: none can be */
+  readonly served: Promise<void>;
   close(): Promise<void>;
 }
 
-/** Resolves when a model is served, or none has come for a while. @throws KvError: what can never work, in one line (CONFIG, LOCKED, SETUP, MODEL) */
+/** Resolves when all of it listens. @throws KvError: what can never work, in one line (CONFIG, LOCKED, SETUP, MODEL) */
 export async function startCoordinator(config: CoordinatorConfig, logger: Logger): Promise<Coordinator> {
   const { routing, handoff, admission, index, access, host, port, tls, tokenizers } = config;
   const { apiKeysFile, adminKeysFile, trustedNetwork, operations } = config;
@@ -115,8 +117,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
       logger.info({ address: scaler.address }, 'scaler: KEDA may ask');
     }
     isOpen = true;
-    await served;
-    return { url, operationsUrl, endpointPicker: picker, scaler, close };
+    return { url, operationsUrl, endpointPicker: picker, scaler, served, close };
   } catch (error) {
     await close();
     throw error;

@@ -18,9 +18,11 @@ const pods = [new Pod(), new Pod()];
 let coordinator: Coordinator;
 let gateway: Gateway;
 
-const start = (config: Omit<CoordinatorInput, 'port'>): Promise<Coordinator> => {
+const start = async (config: Omit<CoordinatorInput, 'port'>): Promise<Coordinator> => {
   const input = { port: 0, endpointPicker: { port: 0, health: null }, ...config };
-  return startCoordinator(parseConfig(coordinatorSchema, input, 'test'), silent);
+  const started = await startCoordinator(parseConfig(coordinatorSchema, input, 'test'), silent);
+  await started.served;
+  return started;
 };
 const withPods = (part: Partial<CoordinatorInput> = {}): Promise<Coordinator> =>
   start({

@@ -71,6 +71,7 @@ beforeEach(async () => {
   };
   const silent = createLogger('live-roles-test', 'silent');
   coordinator = await startCoordinator(parseConfig(coordinatorSchema, config, 'test'), silent);
+  await coordinator.served;
 });
 afterEach(async () => {
   await coordinator.close();
