@@ -7,7 +7,8 @@
  *     the coldest of its queue ◀──the last child goes──────┴──────────────────────────────┘
  *
  * Where nothing childless may go, an entry goes before its children if none of these may: what a few kept ends of chains stand on must
- * not stay for their sake. Once it is gone, what stood before it is childless.
+ * not stay for their sake. Once it is gone, what stood before it is childless. So many kept ones are looked at for that, no more: whoever
+ * keeps more than these parks them, and finds the others later.
  *
  * Invariants: what is parked is tracked, with its uses and as parent and child, and is never chosen; all that follows what is on an edge
  * is parked, and something that follows what is behind is not. Walks are bounded: few parents keep their place in a queue, and each of the
@@ -21,6 +22,9 @@ import type { EntryIndex, EvictionPolicy, InsertHint } from './policy.ts';
 /** So many parents that a walk passes over keep their place: in most orders there are fewer. */
 export const parentsPassed = 64;
 
+/** So many that may not go are remembered, to look at what stands before them: some milliseconds. */
+export const mostKept = 4096;
+
 /** Which lists, of each queue: list `kind × queues + queue`. */
 const kinds = { queue: 0, parked: 1, behind: 2, edge: 3 };
 const kindCount = Object.keys(kinds).length;
@@ -31,9 +35,9 @@ export abstract class ChainQueues implements EvictionPolicy {
   protected readonly links = new ChainParents();
   protected readonly mayPass: number;
   readonly #queues: number;
-  /** Of the walk that goes on: parents that keep their place, and childless entries that may not go. */
+  /** Of the walk that goes on: parents that keep their place, and entries in use that nothing follows but such, up to `mostKept`. */
   readonly #passed = new Set<EntryIndex>();
-  readonly #refused = new Set<EntryIndex>();
+  readonly #kept = new Set<EntryIndex>();
 
   /** Lists from 0 on are the queues. `mayPass`: so many parents keep their place. */
   constructor(name: string, queues: number, mayPass: number) {
@@ -76,10 +80,18 @@ export abstract class ChainQueues implements EvictionPolicy {
     this.#place(this.links.unpark(entry));
   }
 
-  victim(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
+  victim(
+    mayEvict: (entry: EntryIndex) => boolean,
+    isInUse: (entry: EntryIndex) => boolean = () => true,
+  ): EntryIndex | undefined {
     this.#passed.clear();
-    this.#refused.clear();
-    return this.choose((entry) => this.#mayGo(entry, mayEvict)) ?? this.#beforeChildren(mayEvict);
+    this.#kept.clear();
+    const mayGo = (entry: EntryIndex): boolean => {
+      if (mayEvict(entry)) return true;
+      if (this.#kept.size < mostKept && isInUse(entry)) this.#kept.add(entry);
+      return false;
+    };
+    return this.choose((entry) => this.#isLast(entry) && mayGo(entry)) ?? this.#beforeChildren(mayGo);
   }
 
   /** As if everything were evicted now, one after another, and nothing used meanwhile. */
@@ -127,20 +139,15 @@ export abstract class ChainQueues implements EvictionPolicy {
 
   /** `copy` is empty. */
   protected copyOrderTo(copy: ChainQueues): void {
-    for (let list = 0; list < kindCount * this.#queues; list++) {
-      for (const entry of this.lists.entriesOf(list)) copy.lists.append(list, entry);
-    }
+    copy.lists.copyFrom(this.lists);
     copy.links.copyFrom(this.links);
   }
 
-  #mayGo(entry: EntryIndex, mayEvict: (entry: EntryIndex) => boolean): boolean {
-    if (this.links.hasChildren(entry)) {
-      this.#pass(entry);
-      return false;
-    }
-    if (mayEvict(entry)) return true;
-    this.#refused.add(entry);
-    return false;
+  /** Nothing follows it. */
+  #isLast(entry: EntryIndex): boolean {
+    const isLast = !this.links.hasChildren(entry);
+    if (!isLast) this.#pass(entry);
+    return isLast;
   }
 
   #pass(parent: EntryIndex): void {
@@ -149,21 +156,19 @@ export abstract class ChainQueues implements EvictionPolicy {
   }
 
   /** Nothing childless may go: one that may, though it has children, as none of them may, nor what follows these. */
-  #beforeChildren(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
-    const kept = this.#refused;
-    for (const entry of this.#onEdges()) {
-      if (mayEvict(entry)) return entry;
-      kept.add(entry);
-    }
+  #beforeChildren(mayGo: (entry: EntryIndex) => boolean): EntryIndex | undefined {
+    for (const entry of this.#onEdges()) if (mayGo(entry)) return entry;
     const keptChildren = new Map<EntryIndex, number>();
-    for (const entry of kept) {
+    for (const entry of this.#kept) {
       const above = this.links.parentOf(entry);
       if (above === undefined) continue;
       const count = (keptChildren.get(above) ?? this.links.keptChildCountOf(above)) + 1;
       keptChildren.set(above, count);
       if (count < this.links.childCountOf(above)) continue;
-      if (this.#kindOf(above) !== kinds.parked && mayEvict(above)) return above;
-      kept.add(above); // its own parent is looked at, too
+      // If it stays, its own parent is looked at, too. (What is parked, and followed by kept ones only by now, counts with those.)
+      if (this.#kindOf(above) !== kinds.parked) {
+        if (mayGo(above)) return above;
+      } else if (this.#kept.size < mostKept) this.#kept.add(above);
     }
     return undefined;
   }

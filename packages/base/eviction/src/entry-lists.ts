@@ -90,6 +90,17 @@ export class EntryLists {
     this.count--;
   }
 
+  /** Becomes what the other one is, which has as many lists; without a step for each entry. */
+  copyFrom(other: EntryLists): void {
+    this.#warmer = other.#warmer.slice();
+    this.#colder = other.#colder.slice();
+    this.#list = other.#list.slice();
+    this.#heads.set(other.#heads);
+    this.#tails.set(other.#tails);
+    this.#counts.set(other.#counts);
+    this.count = other.count;
+  }
+
   *entriesOf(list: number): Iterable<EntryIndex> {
     for (let entry = this.coldest(list); entry !== none; entry = this.warmer(entry)) yield entry;
   }

@@ -1,6 +1,8 @@
 /** Every policy: against a naive model of itself, as a map of entries, and on chains. */
 import fc from 'fast-check';
 import { describe, expect, it, vi } from 'vitest';
+import { ChainParents } from './chain-parents.ts';
+import { mostKept } from './chain-queues.ts';
 import { EntryLists } from './entry-lists.ts';
 import { createPolicy, type EvictionPolicy, FifoPolicy, type PolicyName, policyNames, S3FifoPolicy } from './index.ts';
 
@@ -80,7 +82,7 @@ class Oracle {
       const found = list === 'small' ? this.#fromSmall(leaf) : this.#fromMain(leaf);
       if (found !== undefined) return found;
     }
-    return undefined;
+    return order[0] === 'main' ? this.#fromMain(leaf) : undefined; // what has come there from small
   }
   #fromSmall(mayEvict: (entry: number) => boolean): number | undefined {
     for (const item of this.#sorted().filter(({ list }) => list === 'small')) {
@@ -351,4 +353,55 @@ it('s3-fifo keeps what is used through a scan, where lru does not', () => {
   };
   expect(survivors(new S3FifoPolicy())).toBe(50);
   expect(survivors(createPolicy('lru'))).toBe(0);
+});
+
+describe.each(['fifo', 's3-fifo'] as const)('%s, of many', (kind) => {
+  const count = 20_000;
+
+  it('tells the first few that would go without a step for each, also where some stand aside', () => {
+    const policy = createPolicy(kind);
+    for (let at = 0; at < count; at++) policy.insert(at, 0, { parent: at % 100 === 0 ? undefined : at - 1 });
+    policy.park!(count - 1);
+    policy.remove(policy.victim(() => true)!);
+    const steps = vi.spyOn(EntryLists.prototype, 'append');
+    const first: number[] = [];
+    for (const entry of policy.coldestFirst()) if (first.push(entry) === 3) break;
+    expect([first, steps.mock.calls.length]).toEqual([[98, 97, 96], 0]);
+    steps.mockRestore();
+  });
+
+  it('in use climbs so far for a parent that may go, and no further', () => {
+    const policy = createPolicy(kind);
+    for (let at = 0; at < count; at++) policy.insert(at, 0, { parent: at % 1_000 === 0 ? undefined : at - 1 });
+    policy.victim(() => false); // puts parents aside
+    const steps = vi.spyOn(ChainParents.prototype, 'parentOf');
+    expect(policy.victim(() => false)).toBeUndefined();
+    expect(steps.mock.calls.length).toBeLessThanOrEqual(mostKept);
+    steps.mockRestore();
+  });
+
+  it('lets no parent go before a child that may not go now and is not in use', () => {
+    const policy = createPolicy(kind);
+    policy.insert(0, 0);
+    policy.insert(1, 0, { parent: 0 });
+    policy.insert(2, 0, { parent: 1 });
+    const mayGo = (entry: number): boolean => entry !== 2;
+    expect([policy.victim(mayGo, () => false), policy.victim(mayGo, () => true)]).toEqual([undefined, 1]);
+  });
+});
+
+it('s3-fifo finds what it has just brought to main', () => {
+  const policy = new S3FifoPolicy();
+  const use = (entry: number): void => {
+    policy.touch(entry, 0);
+    policy.touch(entry, 0);
+  };
+  for (let entry = 0; entry < 40; entry++) {
+    policy.insert(entry, 0);
+    use(entry);
+  }
+  policy.victim(() => false); // all of them to main
+  policy.insert(50, 0);
+  use(50);
+  expect(policy.victim((entry) => entry === 50)).toBe(50);
 });

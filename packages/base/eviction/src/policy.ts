@@ -39,8 +39,11 @@ export interface EvictionPolicy {
    */
   park?(entry: EntryIndex): void;
   unpark?(entry: EntryIndex): void;
-  /** The entry to evict next among those that may be; undefined when none may. Does not remove it. */
-  victim(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined;
+  /**
+   * The entry to evict next among those that may be; undefined when none may. Does not remove it. `isInUse`: of those that may not, which
+   * ones stay for long, so that where nothing childless may go their parents may go before them; default: all.
+   */
+  victim(mayEvict: (entry: EntryIndex) => boolean, isInUse?: (entry: EntryIndex) => boolean): EntryIndex | undefined;
   /** Entries in the order in which they would be evicted. */
   coldestFirst(): Iterable<EntryIndex>;
   /** Throws InvariantError when its structure is broken. */

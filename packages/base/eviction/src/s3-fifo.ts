@@ -26,6 +26,8 @@ export class S3FifoPolicy extends ChainQueues {
   readonly #ghosts = new Set<number>();
   /** What `victim` chose last: its removal is an eviction. */
   #chosen: EntryIndex = none;
+  /** Entries that came from `small` to `main`. */
+  #promotions = 0;
 
   constructor(mayPass = parentsPassed) {
     super('s3-fifo', 2, mayPass);
@@ -60,8 +62,11 @@ export class S3FifoPolicy extends ChainQueues {
     }
   }
 
-  override victim(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
-    const found = super.victim(mayEvict);
+  override victim(
+    mayEvict: (entry: EntryIndex) => boolean,
+    isInUse?: (entry: EntryIndex) => boolean,
+  ): EntryIndex | undefined {
+    const found = super.victim(mayEvict, isInUse);
     this.#chosen = found ?? none;
     return found;
   }
@@ -69,9 +74,11 @@ export class S3FifoPolicy extends ChainQueues {
   protected choose(mayGo: (entry: EntryIndex) => boolean): EntryIndex | undefined {
     const smallCount = this.lists.countOf(small);
     const smallFirst = smallCount * 10 >= smallCount + this.lists.countOf(main); // of what can be chosen
-    return smallFirst
-      ? (this.#fromSmall(mayGo) ?? this.#fromMain(mayGo))
-      : (this.#fromMain(mayGo) ?? this.#fromSmall(mayGo));
+    if (smallFirst) return this.#fromSmall(mayGo) ?? this.#fromMain(mayGo);
+    const before = this.#promotions;
+    const found = this.#fromMain(mayGo) ?? this.#fromSmall(mayGo);
+    // What came to `main` just now has not been asked about.
+    return found === undefined && this.#promotions > before ? this.#fromMain(mayGo) : found;
   }
 
   /** Without names: it will not be told which of its choices were evicted. */
@@ -89,6 +96,7 @@ export class S3FifoPolicy extends ChainQueues {
       if (this.#uses[entry]! >= promotionUses) {
         this.lists.move(main, entry);
         this.#uses[entry] = 0;
+        this.#promotions++;
       } else if (mayEvict(entry)) return entry;
       entry = next;
     }
@@ -97,11 +105,14 @@ export class S3FifoPolicy extends ChainQueues {
 
   #fromMain(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
     // Every use buys one more round, as with CLOCK; what may not go keeps its place and its uses.
-    for (let round = 0; round <= usesMax; round++) {
+    let mayAny = true;
+    for (let round = 0; mayAny && round <= usesMax; round++) {
+      mayAny = false;
       let left = this.lists.countOf(main);
       for (let entry = this.lists.coldest(main); entry !== none && left > 0; left--) {
         const next = this.lists.warmer(entry);
         if (mayEvict(entry)) {
+          mayAny = true;
           if (this.#uses[entry] === 0) return entry;
           this.#uses[entry]!--;
           this.lists.move(main, entry);

@@ -19,6 +19,7 @@ export interface Keeper {
 
 export class Pins {
   readonly #arena: ArenaTop;
+  readonly #onIdle: (namespace: Namespace, hash: HashKey) => void;
   /** By namespace: to join the two names costs more than all else that a pin does. */
   readonly #counts = new Map<string, Map<HashKey, number>>();
   #blocks = 0;
@@ -26,8 +27,10 @@ export class Pins {
   /** By namespace; one that pins nothing is not among them. */
   readonly #keepers = new Map<string, Set<Keeper>>();
 
-  constructor(arena: ArenaTop) {
+  /** `onIdle`: nobody pins this block any more. */
+  constructor(arena: ArenaTop, onIdle: (namespace: Namespace, hash: HashKey) => void = () => {}) {
     this.#arena = arena;
+    this.#onIdle = onIdle;
   }
 
   /** Blocks that are pinned at least once. */
@@ -62,6 +65,7 @@ export class Pins {
     if (counts.size === 0) this.#counts.delete(namespace.key);
     this.#blocks--;
     if (this.#leaving.size > 0) this.#leaving.delete(namespace.key + hash);
+    this.#onIdle(namespace, hash);
   }
 
   isPinned(namespace: Namespace, hash: HashKey): boolean {

@@ -78,7 +78,7 @@ export class Store {
     const { arena, lower, clock, log, failpoint, readHeader } = options;
     const { counters } = this;
     const limits = { ...defaultLimits(arena.stats().capacityBytes), ...options.limits };
-    const pins = new Pins(arena);
+    const pins = new Pins(arena, (namespace, hash) => this.#tenants.unpinned(namespace, hash));
     const blockTurns = new BlockTurns(limits.unpinBatchBlocks);
     const makeRoom = (): boolean => blockTurns.take(stepBlocks);
     arena.whenFull?.(makeRoom);

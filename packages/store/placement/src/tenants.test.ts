@@ -74,3 +74,29 @@ it('at its quota a tenant passes over what it has pinned once, not with each blo
   kept.clear();
   expect([tenants.reserve(id, 0, 1), evicted.at(-1)]).toEqual([true, 'p0']);
 });
+
+it('a tenant at its quota looks at all its blocks again only where one of them was let go', () => {
+  const namespace = namespaceNamed('n');
+  const own = chain('p', 100);
+  const kept = new Set(own);
+  let looks = 0;
+  let letGo: (() => void) | undefined;
+  const tenants = new Tenants({
+    ...{ quotas: { '*': { arena: 100 } }, tierNames: ['arena'], counters: new Counters(), parentOf: () => null },
+    isPinned: (_, name) => ++looks > 0 && kept.has(name),
+    makeRoom: () => {
+      tenants.unpinned(namespace, chain('other', 1)[0]!);
+      letGo?.();
+      return true;
+    },
+    evict: () => {},
+  });
+  const id = tenants.open('t', namespace, 1);
+  for (const one of own) tenants.stored(0, namespace, one, id);
+  expect([tenants.reserve(id, 0, 1), looks]).toEqual([false, 100]);
+  letGo = () => {
+    kept.delete(own[7]!);
+    tenants.unpinned(namespace, own[7]!);
+  };
+  expect(tenants.reserve(id, 0, 1)).toBe(true);
+});

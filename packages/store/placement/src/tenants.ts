@@ -65,6 +65,10 @@ class Account {
     this.#free.push(index);
   }
 
+  has(namespace: Namespace, hash: HashKey): boolean {
+    return this.#byName.has(namespace.key + hash);
+  }
+
   touch(namespace: Namespace, hash: HashKey): void {
     const index = this.#byName.get(namespace.key + hash);
     if (index !== undefined) this.#policy.touch(index, 0);
@@ -96,7 +100,7 @@ export interface TenantsOptions {
   readonly parentOf: (namespace: Namespace, hash: HashKey) => HashKey | null;
   /** In the arena: elsewhere nothing is pinned. */
   readonly isPinned: (namespace: Namespace, hash: HashKey) => boolean;
-  /** Let go of blocks of the arena that nobody wants any more. False: there are none. */
+  /** Let go of blocks of the arena that nobody wants any more, with `unpinned` of each that is free then. False: there are none. */
   readonly makeRoom: () => boolean;
   readonly evict: (bit: number, namespace: Namespace, hash: HashKey) => void;
 }
@@ -112,6 +116,9 @@ export class Tenants {
   #publishing = 0;
   /** Accounts that hold more than they may, until the turn ends. */
   readonly #over = new Set<Account>();
+  /** For whom room is being made, and whether a block of its own was unpinned meanwhile. */
+  #asking: Account | undefined;
+  #isHelped = false;
 
   constructor(options: TenantsOptions) {
     this.#options = options;
@@ -143,14 +150,19 @@ export class Tenants {
   reserve(tenant: number, bit: number, bytes: number): boolean {
     const account = this.#accounts[tenant]![bit];
     if (account === undefined) return true;
-    for (let asked = 0; account.bytes + account.reservedBytes + bytes > account.limitBytes; ) {
-      if (this.#evictColdest(account)) continue;
-      if (bit === 0 && asked++ < roomAsks && this.#options.makeRoom()) continue;
+    const asks = { left: bit === 0 ? roomAsks : 0 };
+    while (account.bytes + account.reservedBytes + bytes > account.limitBytes) {
+      if (this.#evictColdest(account) || this.#makeRoomIn(account, asks)) continue;
       this.#options.counters.add(`quota.refused.${this.#options.tierNames[bit]}`);
       return false;
     }
     account.reservedBytes += bytes;
     return true;
+  }
+
+  /** Nobody pins this block of the arena any more. */
+  unpinned(namespace: Namespace, hash: HashKey): void {
+    this.#isHelped ||= this.#asking?.has(namespace, hash) ?? false;
   }
 
   /** What was reserved is there now, or will not come. */
@@ -208,6 +220,15 @@ export class Tenants {
       while (account.bytes > account.limitBytes && this.#evictColdest(account));
     }
     this.#over.clear();
+  }
+
+  /** False: others have let go of no block of this account, so that there is no need of another look at all of them. */
+  #makeRoomIn(account: Account, asks: { left: number }): boolean {
+    this.#asking = account;
+    this.#isHelped = false;
+    while (!this.#isHelped && asks.left > 0 && this.#options.makeRoom()) asks.left--;
+    this.#asking = undefined;
+    return this.#isHelped;
   }
 
   /** False: nothing may go. */

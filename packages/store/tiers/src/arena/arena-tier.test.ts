@@ -4,9 +4,10 @@ import { rmSync } from 'node:fs';
 import { type ArenaHandle, native } from '@kvtier/data-plane';
 import { type HashKey, hashKeyOf, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
 import fc from 'fast-check';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { roomAsks } from '../kit/passing-over.ts';
 import { ArenaTier } from './arena-tier.ts';
+import { SizeClass } from './size-class.ts';
 
 const path = `/dev/shm/kvtier-test-${process.pid}-arena-tier`;
 const arenaBytes = 1 << 20;
@@ -65,6 +66,36 @@ describe('ArenaTier', () => {
     isFruitful = true;
     expect([put(tier, 102, payloadBytes), put(tier, 103, payloadBytes)]).toEqual([true, true]);
     expect([tier.stats().refused, tier.stats().evictions]).toEqual([1, 3]);
+    tier.checkIntegrity();
+  });
+
+  it('looks for a victim again only where something was let go that helps', () => {
+    const tier = makeTier();
+    const payloadBytes = 60 << 10;
+    let held = 0;
+    while (held < 14 && put(tier, held, payloadBytes)) tier.pin(namespace, hash(held++));
+    put(tier, 50, 5_000);
+    tier.pin(namespace, hash(50));
+    for (let number = 0; number < held; number++) tier.pin(namespace, hash(number));
+    const looks = vi.spyOn(SizeClass.prototype, 'coldest');
+    const looksOf = (): number => looks.mock.calls.splice(0).length;
+    put(tier, 100, payloadBytes);
+    const one = looksOf();
+    let letGo = 0;
+    tier.whenFull(() => {
+      tier.unpin(namespace, hash(letGo++)); // of which others keep another pin
+      return true;
+    });
+    expect([put(tier, 100, payloadBytes), looksOf()]).toEqual([false, one]);
+    tier.whenFull(() => {
+      if (tier.get(namespace, hash(50)) === undefined) return false;
+      tier.unpin(namespace, hash(50)); // of another size, alone in its slab
+      tier.whenFull(() => false);
+      return true;
+    });
+    expect(put(tier, 100, payloadBytes)).toBe(true);
+    expect(looksOf()).toBeLessThanOrEqual(2 * one);
+    looks.mockRestore();
     tier.checkIntegrity();
   });
 

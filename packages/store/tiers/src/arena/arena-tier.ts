@@ -75,6 +75,8 @@ export class ArenaTier implements Tier {
   /** Allocated and not yet published. */
   readonly #unpublished = new Set<number>();
   #makeRoom: () => boolean = () => false;
+  /** Sizes of which, since it was last asked for room, a slot was freed or a block came to be idle. */
+  readonly #loosened = new Set<number>();
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
 
   constructor(options: ArenaTierOptions) {
@@ -97,11 +99,8 @@ export class ArenaTier implements Tier {
    */
   allocate(_namespace: Namespace, payloadBytes: number): number | undefined {
     const slotBytes = slotBytesFor(payloadBytes);
-    let slot = this.#allocator.allocate(slotBytes) ?? this.#allocateByEviction(slotBytes);
-    for (let asked = 0; slot === undefined && asked < roomAsks && this.#makeRoom(); asked++) {
-      // A removed block's last unpin frees its slot at once.
-      slot = this.#allocator.allocate(slotBytes) ?? this.#allocateByEviction(slotBytes);
-    }
+    const slot =
+      this.#allocator.allocate(slotBytes) ?? this.#allocateByEviction(slotBytes) ?? this.#allocateByAsking(slotBytes);
     if (slot === undefined) this.#counts.refused++;
     else this.#unpublished.add(slot);
     return slot;
@@ -197,7 +196,10 @@ export class ArenaTier implements Tier {
     this.#unused(listed);
     if (leaving === undefined) return;
     this.#leaving.delete(namespace.key + hash);
-    for (const { slot } of leaving) this.#freeSlot(slot);
+    for (const { slot, slotBytes } of leaving) {
+      this.#freeSlot(slot);
+      this.#loosened.add(slotBytes);
+    }
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
@@ -340,7 +342,9 @@ export class ArenaTier implements Tier {
 
   /** Somebody uses the block no more; others may. */
   #unused(entry: Entry | undefined): void {
-    if (entry !== undefined && this.#isIdle(entry)) this.#classOf(entry.slotBytes).idle(entry);
+    if (entry === undefined || !this.#isIdle(entry)) return;
+    this.#classOf(entry.slotBytes).idle(entry);
+    this.#loosened.add(entry.slotBytes);
   }
 
   /** Nobody uses the block: its slot can be given away. */
@@ -380,6 +384,17 @@ export class ArenaTier implements Tier {
     }
     // A slot longer than the slabs of one size: neighbours of several sizes have to go.
     return this.#takeRun(slotBytes);
+  }
+
+  /** To look for a victim takes long where nothing may go: again only if others have let go of something that helps. */
+  #allocateByAsking(slotBytes: number): number | undefined {
+    this.#loosened.clear();
+    for (let asked = 0; asked < roomAsks && this.#makeRoom(); asked++) {
+      let slot = this.#allocator.allocate(slotBytes); // a removed block's last unpin frees its slot at once
+      if (slot === undefined && this.#loosened.delete(slotBytes)) slot = this.#allocateByEviction(slotBytes);
+      if (slot !== undefined) return slot;
+    }
+    return this.#loosened.size > 0 ? this.#allocateByEviction(slotBytes) : undefined; // slabs of other sizes, perhaps
   }
 
   #coldest(slotBytes: number): Entry | undefined {

@@ -214,3 +214,13 @@ describe.each(['fifo', 's3-fifo'] as const)('under %s', (policy) => {
     expect(world.all()).toHaveLength(kept + 10 - 7);
   });
 });
+
+it.each(['fifo', 's3-fifo'] as const)('%s gives no slab of a parent before an idle child in another one', (policy) => {
+  const world = new World(policy, 0, 0);
+  world.put(false);
+  world.put(false, 0);
+  const freeable = (): number | undefined => world.class.coldestOf(({ name }) => name === 0)?.name;
+  expect(freeable()).toBeUndefined();
+  world.blocks[1]!.isKept = true;
+  expect(freeable()).toBe(0);
+});

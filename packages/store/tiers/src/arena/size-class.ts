@@ -86,9 +86,12 @@ export class SizeClass<E extends Ranked> {
     return victim === undefined ? undefined : this.#entries[victim];
   }
 
-  /** The coldest of those that `mayGo`. */
+  /** The coldest of those that `mayGo`; before its children only where these are in use. */
   coldestOf(mayGo: (entry: E) => boolean): E | undefined {
-    const victim = this.#policy.victim((index) => mayGo(this.#entries[index]!));
+    const victim = this.#policy.victim(
+      (index) => mayGo(this.#entries[index]!),
+      (index) => !this.#options.isIdle(this.#entries[index]!),
+    );
     return victim === undefined ? undefined : this.#entries[victim];
   }
 

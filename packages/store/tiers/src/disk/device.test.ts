@@ -230,6 +230,28 @@ it('what counts as held while its device comes back can be read', async () => {
   await tier.close();
 });
 
+it('a read that fails while its device comes back keeps it out of service for another try', async () => {
+  const reasons: string[] = [];
+  const log = { ...silentLog, warn: ({ reason }: { reason?: string }) => void reasons.push(reason ?? '') };
+  const tier = await open({ log });
+  const chain = names('restored', 200);
+  await bench.write(tier, space, chain, payloadBytes);
+  const device = tier.devices[0]!;
+  device.fail(new Error('gone'));
+  let bad: HashKey | undefined;
+  while (!device.inService) {
+    await nextTurn();
+    bad ??= device.canRead ? chain.find((hash) => tier.lookup(space, [hash]) === 1) : undefined;
+    if (bad === undefined || reasons.length > 0) continue;
+    const segment = [...device.segments].find(({ listedCount }) => listedCount > 0)!;
+    device.fail(new Error(`${segment.path}: a read failed`));
+  }
+  expect(reasons.some((reason) => reason.includes('a read failed'))).toBe(true);
+  expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+  tier.checkIntegrity();
+  await tier.close();
+});
+
 describe('what is removed while its device is out of service', () => {
   it.each(['dropped', 'listed again'])(
     'stays away, where it was being %s: from the device that is back, and from a restart',
@@ -269,6 +291,28 @@ describe('what is removed while its device is out of service', () => {
       await again.close();
     },
   );
+
+  it('beyond that bound still stays away if it was listed again by then', async () => {
+    const tier = await open();
+    const chain = names('removed', 200);
+    await bench.write(tier, space, chain, payloadBytes);
+    const [device] = tier.devices;
+    const former = Object.assign(Object.create(null), { id: 1, generation: 1e6, state: 'sealed' });
+    device!.fail(new Error('gone'));
+    for (let page = 0; page < maxRemovedMeanwhile; page++) device!.erase(former, page, 1);
+    let gone: HashKey | undefined;
+    while (!device!.inService) {
+      await nextTurn();
+      if (gone !== undefined || device!.inService || !device!.canRead) continue;
+      gone = chain.find((hash) => tier.lookup(space, [hash]) === 1);
+      if (gone !== undefined) tier.remove(space, [gone], 'asked');
+    }
+    expect(gone).toBeDefined();
+    await tier.close();
+    const again = await open();
+    expect(chain.filter((hash) => again.lookup(space, [hash]) === 0)).toEqual([gone]);
+    await again.close();
+  });
 
   it('is remembered up to a bound, beyond which it is said, once', async () => {
     const lines: string[] = [];

@@ -83,6 +83,8 @@ export class DiskDevice {
   }[] = [];
   /** Recovery lists what the folder holds. */
   #isListing = false;
+  /** Why what recovery lists cannot be a life: a read of it failed meanwhile. */
+  #failureOfNext: unknown;
   readonly #watch: Watch;
   #pool: SegmentPool | undefined;
   #life: Life | undefined;
@@ -193,6 +195,10 @@ export class DiskDevice {
 
   #eraseLater(segment: Segment, page: number, pages: number): void {
     if (segment.state === 'free') return;
+    const life = lifeOf(segment);
+    if (this.#isListing && this.#removedOfNext.length < maxRemovedMeanwhile) {
+      this.#removedOfNext.push({ segment, life, page, pages });
+    }
     if (this.#removedMeanwhile === maxRemovedMeanwhile) return;
     if (++this.#removedMeanwhile === maxRemovedMeanwhile) {
       this.#options.log.warn(
@@ -200,11 +206,9 @@ export class DiskDevice {
         'so many blocks were removed while a device was out of service that others may come back',
       );
     }
-    const life = lifeOf(segment);
     const others = this.#erased.get(life);
     if (others === undefined) this.#erased.set(life, [page, pages]);
     else others.push(page, pages);
-    if (this.#isListing) this.#removedOfNext.push({ segment, life, page, pages });
   }
 
   /** A block that the device cannot read: never listed again in this life of its segment. */
@@ -214,6 +218,7 @@ export class DiskDevice {
 
   /** Out of service, once and loudly. The node lives; what was held is a miss until the device is back. */
   fail(error: unknown): void {
+    if (this.#isListing) this.#failureOfNext ??= error;
     if (this.#reason !== '' || this.#closed) return;
     this.#reason = KvError.from(error).message;
     const life = this.#life;
@@ -303,10 +308,16 @@ export class DiskDevice {
       }
       this.#pool!.segments.clear();
       this.#removedOfNext = [];
+      this.#failureOfNext = undefined;
       this.#isListing = true;
       const life = await this.#recover(false);
       if (this.#closed) return;
       this.#isListing = false;
+      if (this.#failureOfNext !== undefined) {
+        life.appender.stop();
+        life.pool.stop(true);
+        throw this.#failureOfNext;
+      }
       this.#life = life;
       this.#erased.clear();
       for (const { segment, life: of, page, pages } of this.#removedOfNext.splice(0)) {
