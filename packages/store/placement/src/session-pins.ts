@@ -34,6 +34,7 @@ interface Pin extends Ending {
 interface Kept extends Ending {
   readonly ticket: Ticket;
   readonly hashes: Set<HashKey>;
+  readonly endMs: number;
   /** Of `hashes`, those that count against the bound. */
   blocks: number;
 }
@@ -122,6 +123,12 @@ export class SessionPins implements Keeper, TicketOwner {
     for (const hash of hashes) this.#letGo(hash);
   }
 
+  /** Its time is, whether or not its blocks have been let go of. */
+  isOver(ticket: Ticket): boolean {
+    const kept = this.#tickets.get(ticket);
+    return kept === undefined || kept.endMs <= this.#parts.clock.nowUs() / 1000;
+  }
+
   /** Returns how many blocks are let go with that. */
   shown(ticket: Ticket): number {
     const kept = this.#tickets.get(ticket);
@@ -191,7 +198,7 @@ export class SessionPins implements Keeper, TicketOwner {
       this.#later(this.#leaveAll(before));
       tickets.take(namespace, ticket, this);
     }
-    const tied: Kept = { ticket, hashes: new Set(), end: undefined, blocks: 0 };
+    const tied: Kept = { ticket, hashes: new Set(), end: undefined, endMs, blocks: 0 };
     this.#setEnd(tied, tied, endMs);
     this.#tickets.set(ticket, tied);
     return tied;

@@ -19,6 +19,8 @@ export const ticketOf = (bytes: Buffer): Ticket => bytes.toString('latin1') as T
 export interface TicketOwner {
   /** What it has not given up yet is nobody's. */
   readonly ended: boolean;
+  /** This one's time is, and what was tied to it is let go of. */
+  isOver(ticket: Ticket): boolean;
   /** Returns how many blocks are let go. */
   shown(ticket: Ticket): number;
 }
@@ -44,7 +46,7 @@ export class Tickets {
   /** KvError REQUEST when it is another session's. */
   take({ key }: Namespace, ticket: Ticket, owner: TicketOwner): void {
     const now = this.#owners.get(key + ticket);
-    if (now !== undefined && now !== owner && !now.ended) {
+    if (now !== undefined && now !== owner && !now.ended && !now.isOver(ticket)) {
       throw new KvError('REQUEST', 'pin: the ticket is another session’s; draw each of them at random');
     }
     this.#owners.set(key + ticket, owner);
