@@ -150,14 +150,12 @@ export class Dispatcher implements Dispatch {
     pending.needsS = leastWorkS(pending, view);
     const isFirst = lane.queue.size === 0;
     this.#enter(lane, pending, nowMs);
-    if (!isFirst) this.#looks.wake();
-    else {
-      const next = lane.queue.take(() => view, nowMs, this.#random);
-      if (next !== undefined) {
-        this.#left(lane, pending);
-        return this.#give(lane, pending, next.worker, nowMs, next.held);
-      }
+    const next = isFirst ? lane.queue.take(() => view, nowMs, this.#random) : undefined;
+    if (next !== undefined) {
+      this.#left(lane, pending);
+      return this.#give(lane, pending, next.worker, nowMs, next.held);
     }
+    this.#looks.wake();
     return this.#wait(lane, pending, signal);
   }
 
@@ -249,12 +247,15 @@ export class Dispatcher implements Dispatch {
     const nowMs = performance.now();
     let hasGiven = false;
     let isCut = false;
+    let isMidway = false;
     for (const lane of this.#lanes) {
       const { queue, waiters } = lane;
       if (queue === undefined) continue;
       for (const pending of waiters.lost(isOver)) this.#reject(lane, pending, whyNobody(pending, lane));
       const viewFor = (one: RoutedRequest) => lane.viewFor(one as Pending, this.#holdings, nowMs);
       const limits = { mayGo: (one: RoutedRequest) => lane.mayGo(one as Pending), isOver: afterFirst(isOver) };
+      if (!lane.isOpen) queue.closed(nowMs);
+      lane.looks();
       while (queue.size > 0 && lane.isOpen) {
         const next = queue.take(viewFor, nowMs, this.#random, limits);
         if (next === undefined) break;
@@ -263,10 +264,10 @@ export class Dispatcher implements Dispatch {
         hasGiven = true;
         lane.refreshOne(next.worker);
       }
-      lane.looked();
-      if ((queue.size > 0 && lane.isOpen && queue.isMidway) || !waiters.isChecked) isCut = true;
+      if (queue.isMidway || !waiters.isChecked) isMidway = true;
+      if ((queue.isMidway && lane.isOpen) || !waiters.isChecked) isCut = true;
     }
-    return { hasGiven, isCut };
+    return { hasGiven, isCut, isMidway };
   }
 
   #reject(lane: Lane, pending: Pending, why: Error): void {

@@ -83,7 +83,10 @@ export class Lane {
 
   /** Its workers from now on; `changed`: those of all that came, left, or are other ones than before. */
   become(numbers: readonly number[], changed: readonly number[]): void {
-    this.waiters.become(numbers, changed);
+    if (this.waiters.become(numbers, changed)) {
+      this.queue?.changed();
+      this.#seenOpen.clear();
+    }
     const isSame = numbers.length === this.numbers.length && numbers.every((number, i) => number === this.numbers[i]);
     if (isSame) return;
     for (const number of this.numbers) this.#view[number] = undefined;
@@ -149,7 +152,9 @@ export class Lane {
     const state = this.#states[i]!;
     const smallest = this.queue?.smallest;
     const isOpen = this.#hasTime(state) && (smallest === undefined || roomS(smallest, state) === 0);
-    this.#open.set(this.numbers[i]!, isOpen);
+    const number = this.numbers[i]!;
+    this.#open.set(number, isOpen);
+    if (!isOpen) this.#seenOpen.set(number, false);
   }
 
   readonly #hasTime = (state: State): boolean => aheadS(state) <= opensAtS(state, this.#openS);
@@ -168,13 +173,11 @@ export class Lane {
   glance(): boolean {
     this.refresh();
     for (let i = 0; i < this.numbers.length; i++) this.#opens(i);
-    if (this.#open.exceeds(this.#seenOpen)) return true;
-    this.#seenOpen.copy(this.#open);
-    return false;
+    return this.#open.exceeds(this.#seenOpen);
   }
 
-  /** Those that wait were looked at, for all workers that are open. */
-  looked(): void {
+  /** Those that wait are looked at, for all workers that are open. After `glance`. */
+  looks(): void {
     this.#seenOpen.copy(this.#open);
   }
 

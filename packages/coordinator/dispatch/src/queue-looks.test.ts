@@ -20,7 +20,7 @@ function rig(tookMs: number, found: () => Partial<Looked> = () => ({})) {
       at.push(performance.now() - beginMs);
       vi.advanceTimersByTime(tookMs);
       state.opens = false;
-      return { hasGiven: false, isCut: false, ...found() };
+      return { hasGiven: false, isCut: false, isMidway: false, ...found() };
     },
   });
   /** News in each millisecond. */
@@ -77,6 +77,36 @@ it('goes on with what was cut without any news', () => {
   looks.wake();
   vi.advanceTimersByTime(500);
   expect(at).toEqual([0, 25, 50]);
+});
+
+it('pauses no longer than that either where a worker has opened, however long the look took', () => {
+  const { at, run, state } = rig(800);
+  run(802);
+  state.opens = true;
+  run(40);
+  expect(at.length).toBe(2);
+  expect(at[1]! - at[0]!).toBeLessThan(830);
+});
+
+it.each([true, false])('looks once more after one that was cut, where there was news meanwhile: %s', (isNews) => {
+  let left = 3;
+  const { at, looks } = rig(1, () => ({ isCut: --left > 0, isMidway: left > 0 }));
+  looks.wake();
+  vi.advanceTimersByTime(3);
+  if (isNews) looks.wake();
+  vi.advanceTimersByTime(500);
+  expect(at.length).toBe(isNews ? 4 : 3);
+});
+
+it('remembers what was cut and cannot go on now: news is for those, and then for all', () => {
+  const found: Partial<Looked>[] = [{ isCut: true, isMidway: true }, { isMidway: true }, {}, {}];
+  const { at, looks } = rig(1, () => found[at.length - 1]!);
+  looks.wake();
+  vi.advanceTimersByTime(100);
+  expect(at.length).toBe(2);
+  looks.wake();
+  vi.advanceTimersByTime(100);
+  expect(at.length).toBe(4);
 });
 
 it('does nothing when nobody waits, and nothing after its end', () => {

@@ -6,6 +6,9 @@
  *
  * Where a thousand workers tell their loads there is news all the time, and looks at those that nobody can take now would have most of
  * the process. A worker that opens ends the pause, so that nobody waits for a look who could be served; but for as long as the last look took.
+ *
+ * A look that is cut goes on in the next ones, and those that were looked at first do not see what has come since. So where there was
+ * news meanwhile, another look follows the last of them.
  */
 
 /** Between two glances. */
@@ -19,7 +22,8 @@ const maxPauseMs = 25;
 /** What a look did. */
 export interface Looked {
   readonly hasGiven: boolean;
-  /** Some that wait were not looked at yet. */
+  /** Some that wait were not looked at yet, whether or not a worker is open now; and some of them could be given to one that is. */
+  readonly isMidway: boolean;
   readonly isCut: boolean;
 }
 
@@ -37,6 +41,9 @@ export class QueueLooks {
   /** Of the last look, if it gave nothing. */
   #endedAtMs = Number.NEGATIVE_INFINITY;
   #tookMs = 0;
+  /** Of the last look; and whether there was news since the first one that went on from there. */
+  #isMidway = false;
+  #hasNews = false;
   /** Takes back the next glance; undefined: none is to come. */
   #stop: (() => void) | undefined;
   #dueMs = 0;
@@ -48,12 +55,17 @@ export class QueueLooks {
 
   /** There is news: soon, if somebody waits. */
   wake(): void {
-    this.#at(this.#glancedAtMs + lookMs);
+    this.#hasNews = this.#isMidway;
+    this.#soon();
   }
 
   close(): void {
     this.#closed = true;
     this.#stop?.();
+  }
+
+  #soon(): void {
+    this.#at(this.#glancedAtMs + lookMs);
   }
 
   #at(dueMs: number): void {
@@ -80,18 +92,21 @@ export class QueueLooks {
 
   #glance(): void {
     const beginMs = performance.now();
-    const pauseMs = this.#options.glance() ? this.#tookMs : Math.min(pauseShare * this.#tookMs, maxPauseMs);
-    const dueMs = this.#endedAtMs + pauseMs;
+    const share = this.#options.glance() ? 1 : pauseShare;
+    const dueMs = this.#endedAtMs + Math.min(share * this.#tookMs, maxPauseMs);
     if (beginMs < dueMs) {
       this.#glancedAtMs = performance.now();
       this.#at(dueMs);
       return;
     }
-    const { hasGiven, isCut } = this.#options.look(() => performance.now() - beginMs > sliceMs);
+    const { hasGiven, isCut, isMidway } = this.#options.look(() => performance.now() - beginMs > sliceMs);
     this.#glancedAtMs = performance.now();
     this.#endedAtMs = this.#glancedAtMs;
     this.#tookMs = hasGiven ? 0 : this.#endedAtMs - beginMs;
-    if (isCut) this.wake();
+    const isOver = this.#hasNews && !isMidway;
+    if (isOver) this.#hasNews = false;
+    this.#isMidway = isMidway;
+    if (isCut || isOver) this.#soon();
   }
 }
 

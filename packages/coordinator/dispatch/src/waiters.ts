@@ -48,15 +48,17 @@ export class Waiters {
     this.#all.delete(pending);
   }
 
-  /** The lane's workers from now on, and which of all workers are other ones than before, came or left. */
-  become(numbers: readonly number[], changed: readonly number[]): void {
+  /** The lane's workers from now on, and which of all workers are other ones than before, came or left. True: some of the lane's are. */
+  become(numbers: readonly number[], changed: readonly number[]): boolean {
     const before = changed.map((number) => this.#members.has(number));
     this.#numbers = numbers;
     this.#members.clear();
     for (const number of numbers) this.#members.set(number, true);
-    for (const [i, number] of changed.entries()) if (before[i] || this.#members.has(number)) this.#changes.push(number);
+    const its = changed.filter((number, i) => before[i] || this.#members.has(number));
+    for (const number of its) this.#changes.push(number);
     if (this.#all.size === 0) this.#checked = this.#count;
     if (this.#all.size === 0 || this.#changes.length > maxChanges) this.#forget();
+    return its.length > 0;
   }
 
   /** Everybody knows of every change. */

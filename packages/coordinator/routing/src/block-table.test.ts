@@ -54,6 +54,17 @@ it('keeps its bound on bytes, also where many workers have each block', () => {
   expect(table.match(keys(1, table.size), [199])[0]).toBeGreaterThan(0);
 });
 
+it('keeps one list of workers for all blocks in a row that went to the same ones, and forgets it with the last of these', () => {
+  const table = new BlockTable({ maxBlocks: 10_000, maxBytes: 2 ** 26, ttlMs: 10 });
+  for (let worker = 0; worker < 1_000; worker++) table.sent(keys(1, 200), worker, 0);
+  expect(table.bytes).toBeLessThan(100_000);
+  table.sent(keys(1, 100), 1_000, 0);
+  const matched = table.match(keys(1, 200), [0, 1_000, 1_001, 999]);
+  expect([matched, table.bytes < 100_000]).toEqual([[200, 100, 0, 200], true]);
+  table.sent(keys(2, 1), 0, 100);
+  expect([table.size, table.bytes < 1_000]).toEqual([1, true]);
+});
+
 it('does not keep who left of a block that is asked for all the time', () => {
   const table = new BlockTable({ maxBlocks: 10, maxBytes: 2 ** 20, ttlMs: Number.POSITIVE_INFINITY });
   for (let now = 0; now < 1_000; now++) {

@@ -92,6 +92,85 @@ it('considers only those that can go somewhere, so that others do not take their
   expect(late.take(statesFor, 101, chance, { mayGo })).toMatchObject({ item: 6, worker: 1 });
 });
 
+/** Busy, but for a little room: ten blocks. */
+const almostFull = (): WorkerState => ({ ...state(0), running: 1, usedBlocks: 9_990 });
+
+it('keeps of a look that was cut the claims of those that wait still, and no others', () => {
+  const taken = (leaves: boolean): number | undefined => {
+    const late = new LateBinding<number>();
+    // All need the same, but for the first one, which has no room where the last one would have it.
+    const requests = [5_000, 100, 100, 100].map((tokens) => request(tokens));
+    for (const [i, one] of requests.entries()) late.add(i, one, i, 100);
+    const statesFor = (one: RoutedRequest): (WorkerState | undefined)[] =>
+      one === requests[0] || one === requests[3] ? [almostFull(), undefined] : [undefined, state(5_000)];
+    let left = 2;
+    expect(late.take(statesFor, 100, chance, { isOver: () => left-- === 0 })).toBe(undefined);
+    if (leaves) late.remove(0);
+    return late.take(statesFor, 110, chance)?.item;
+  };
+  expect([taken(true), taken(false)]).toEqual([3, undefined]);
+});
+
+it('begins anew with who comes when all that were looked at have left', () => {
+  const { late, statesFor } = queue(3);
+  let left = 2;
+  expect(late.take(statesFor, 100, chance, { isOver: () => left-- === 0 })).toBe(undefined);
+  for (let i = 0; i <= 3; i++) late.remove(i);
+  expect(late.isMidway).toBe(false);
+  late.add(9, request(), 200, 100);
+  expect(late.take(() => [state(0), state(0)], 200, chance)).toMatchObject({ item: 9 });
+});
+
+it('asks anew before anybody goes, also to a worker beside the one that has no room', () => {
+  const late = new LateBinding<string>();
+  const first = request(16);
+  const one: RoutedRequest = { ...request(160), keys: new Int32Array(20) };
+  const byMedium = new Int32Array(maxMedia);
+  byMedium[0] = 9;
+  const full = { ...almostFull(), usedBlocks: 9_995, freedBlocksPerS: 3_000, tokensAhead: 50 };
+  const holder = { ...full, match: { blocks: 9, byMedium } };
+  const beside = { ...state(50), running: 1 };
+  late.add('first', { ...first, maxTokens: 159_900 }, 0, 10); // asked for in each look: it comes first
+  late.add('one', one, 1, 100);
+  let isAllowed = true;
+  const statesFor = (asked: RoutedRequest) =>
+    asked === one
+      ? [holder, isAllowed ? beside : undefined, undefined]
+      : [full, { ...beside, usedBlocks: 50 }, undefined];
+  const given: (string | undefined)[] = [];
+  for (let ms = 100; ms < 340; ms += 10) {
+    given.push(late.take(statesFor, ms, chance)?.item);
+    isAllowed = false;
+  }
+  expect(new Set(given)).toEqual(new Set([undefined]));
+});
+
+it('counts as waiting for room only the time in which another worker was open', () => {
+  const given = (isClosed: 'never' | 'said' | 'seen' | 'left out'): number | undefined => {
+    const late = new LateBinding<string>();
+    const one: RoutedRequest = { ...request(160), keys: new Int32Array(20) };
+    const byMedium = new Int32Array(maxMedia);
+    byMedium[0] = 9;
+    const full = { ...almostFull(), usedBlocks: 9_995, freedBlocksPerS: 3_000, tokensAhead: 50 };
+    const holder = { ...full, match: { blocks: 9, byMedium } };
+    late.add('one', one, 0, 100);
+    const open = () => [holder, { ...state(50), running: 1 }];
+    for (let ms = 10; ms < 2_000; ms += 10) {
+      const isOpen = ms < 20 || ms > 800 || isClosed === 'never';
+      if (!isOpen && isClosed === 'said') late.closed(ms);
+      else {
+        const states = isOpen || isClosed === 'left out' ? open : () => [{ ...holder, tokensAhead: 900 }, state(900)];
+        const limits = isOpen || isClosed === 'seen' ? {} : { mayGo: () => false };
+        if (late.take(states, ms, chance, limits) !== undefined) return ms;
+      }
+    }
+    return undefined;
+  };
+  const afterMs = given('never')! - 10;
+  expect(afterMs).toBeGreaterThan(50);
+  for (const how of ['said', 'seen', 'left out'] as const) expect(given(how)! - 810).toBe(afterMs);
+});
+
 it('knows the smallest of those that wait', () => {
   const step = fc.record({ tokens: fc.integer({ min: 1, max: 500 }), leaves: fc.nat(9) });
   fc.assert(

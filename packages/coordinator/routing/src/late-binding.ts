@@ -16,8 +16,14 @@
  *
  * Without a queue, this is the policy itself: the first look sends the request. Bounded: beyond `maxHeld` nothing is taken.
  *
- * A look at many requests and workers may take longer than a turn should: the caller says when its time is over, and it goes on in a later
- * turn from where it stopped, with what was claimed. Else those in front, whom no worker that is open suits, would be all that is looked at.
+ * A look at many requests and workers may take longer than a turn should: the caller says when its time is over. Looks are made in rounds:
+ *
+ *     turn 1    a b c │ d e f g        the time is over: a, b and c are marked, and nothing else of the look is kept
+ *     turn 2    d e   │ f g            another look, at loads and an order of now; a, b and c claim their places, and are left out
+ *     turn 3    f g                    all were looked at: the round is over
+ *
+ * Else those in front, whom no worker that is open suits, would be all that is looked at. What opens for a, b or c in the middle of a round
+ * is for the next one: where there was news meanwhile, the caller has to look once more.
  */
 import { Arrivals } from './arrivals.ts';
 import { LongestAnswer } from './longest-answer.ts';
@@ -54,15 +60,12 @@ export interface LookLimits {
   readonly isOver?: () => boolean;
 }
 
-/** A look that is under way. */
+/** A look that is under way, at the queue as it is and at one time. */
 interface Pass<T> {
   readonly look: Look;
   readonly order: readonly Held<T>[];
   /** How far it has come. */
   at: number;
-  hasGiven: boolean;
-  /** Its time was over before all of them had been considered. */
-  isCut: boolean;
 }
 
 export interface Assignment<T> {
@@ -83,6 +86,13 @@ export class LateBinding<T> {
   #queuedMs = 0;
   #workers = 1;
   #pass: Pass<T> | undefined;
+  #round = 0;
+  /** In this round. */
+  #hasGiven = false;
+  /** When the last look's time was over before all of the round had been looked at; undefined: it was not. */
+  #cutAtMs: number | undefined;
+  /** When no worker was open, as far as anybody said. */
+  #closedAtMs = Number.NEGATIVE_INFINITY;
   /** Of those that wait, who needs the fewest blocks; undefined: nobody knows, or nobody waits. */
   #smallest: Held<T> | undefined;
 
@@ -99,9 +109,9 @@ export class LateBinding<T> {
     return this.#held.length >= this.#options.maxHeld;
   }
 
-  /** Some that wait have not been considered by the look that was begun. */
+  /** Some that wait were not looked at in this round. */
   get isMidway(): boolean {
-    return this.#pass?.isCut === true;
+    return this.#cutAtMs !== undefined;
   }
 
   /** Who needs the fewest blocks: where there is no room for this one, there is for none. */
@@ -126,66 +136,95 @@ export class LateBinding<T> {
       knownAtMs: Number.NEGATIVE_INFINITY,
       hasPaid: false,
       roomSinceMs: undefined,
-      isGone: false,
+      lookedIn: -1,
+      waitsFor: undefined,
     };
     const smallest = this.#held.length === 0 ? held : this.#smallest;
     if (smallest !== undefined) this.#smallest = blocksOf(held) < blocksOf(smallest) ? held : smallest;
     this.#held.push(held);
+    this.#pass = undefined;
   }
 
-  /** The request goes, served or not. */
+  /** The request goes without having been given. */
   remove(item: T): void {
-    const at = this.#held.findIndex((held) => held.item === item);
+    this.#remove(this.#held.findIndex((held) => held.item === item));
+    this.#pass = undefined;
+  }
+
+  #remove(at: number): void {
     if (at < 0) return;
     const [gone] = this.#held.splice(at, 1);
-    gone!.isGone = true;
     if (gone === this.#smallest) this.#smallest = undefined;
     this.#queuedMs = this.#held.length === 0 ? 0 : this.#queuedMs - gone!.promptMs;
+    if (this.#held.length === 0) this.#cutAtMs = undefined;
   }
 
   /** This number stands for another worker from now on, or for one that does not go on with what it had, or for none. */
   left(worker: number): void {
     this.#underWay.left(worker);
-    for (const held of this.#held) held.knownAtMs = Number.NEGATIVE_INFINITY;
+    this.changed();
+  }
+
+  /** Workers came or left, or others may have them than before. */
+  changed(): void {
+    this.#pass = undefined;
+    for (const held of this.#held) {
+      held.knownAtMs = Number.NEGATIVE_INFINITY;
+      held.waitsFor = undefined;
+    }
+  }
+
+  /** No worker is open: nobody waits for a better one. */
+  closed(nowMs: number): void {
+    this.#closedAtMs = nowMs;
   }
 
   /** The next request that can be given to a worker now, if there is one; to be asked until there is none. */
   take(statesFor: StatesFor, nowMs: number, random: Random, limits: LookLimits = {}): Assignment<T> | undefined {
     for (;;) {
-      const pass = this.#passAt(nowMs, limits);
+      const pass = this.#passAt(nowMs, limits.mayGo);
       let knowsLoads = false;
       for (; pass.at < pass.order.length; pass.at++) {
         const held = pass.order[pass.at]!;
-        if (held.isGone) continue;
-        pass.isCut = limits.isOver?.() === true;
-        if (pass.isCut) return undefined;
+        if (limits.isOver?.() === true) {
+          this.#pass = undefined;
+          this.#cutAtMs = nowMs;
+          return undefined;
+        }
         // The first one is always asked for: it tells the loads, too.
         if (!knowsLoads) {
           know(held, statesFor, nowMs, pass.look, this.#underWay);
-          pass.look.goesOn(this.#held.length, nowMs);
+          pass.look.goesOn(this.#held.length);
           knowsLoads = true;
         }
+        held.lookedIn = this.#round;
+        held.waitsFor = undefined;
         const worker = this.#workerFor(held, pass.look, statesFor, random);
         if (worker === undefined) continue;
         pass.at++;
-        pass.hasGiven = true;
+        this.#hasGiven = true;
         this.#gives(pass.look, held, worker, nowMs);
         return { item: held.item, worker, held: held.known[worker]! };
       }
       this.#pass = undefined;
       // What was given may be what others waited for behind it; and there is a place for more among those that are considered.
-      if (!pass.hasGiven) return undefined;
+      if (!this.#hasGiven) return undefined;
     }
   }
 
-  /** The look that is under way, or another one. Of another time it goes on only where its own was over. */
-  #passAt(nowMs: number, { mayGo }: LookLimits): Pass<T> {
+  /** The look that is under way, or another one: of the same round where the time of the one before was over, not long ago. */
+  #passAt(nowMs: number, mayGo: LookLimits['mayGo']): Pass<T> {
     const { openS, knownMs = usualKnownMs } = this.#options;
-    const begun = this.#pass;
-    const sinceMs = begun === undefined ? 0 : nowMs - begun.look.nowMs;
-    if (begun !== undefined && (sinceMs === 0 || (begun.isCut && sinceMs <= knownMs))) return begun;
-    const look = new Look(openS, this.#held.length, nowMs);
-    this.#pass = { look, order: this.#first(nowMs, mayGo), at: 0, hasGiven: false, isCut: false };
+    if (this.#pass?.look.nowMs === nowMs) return this.#pass;
+    if (this.#cutAtMs === undefined || nowMs - this.#cutAtMs > knownMs) {
+      this.#round++;
+      this.#hasGiven = false;
+    }
+    this.#cutAtMs = undefined;
+    const first = this.#first(nowMs, mayGo);
+    const wasLooked = ({ lookedIn }: Held<T>): boolean => lookedIn === this.#round;
+    const look = new Look(openS, this.#held.length, nowMs, first.filter(wasLooked));
+    this.#pass = { look, order: first.filter((held) => !wasLooked(held)), at: 0 };
     return this.#pass;
   }
 
@@ -194,10 +233,15 @@ export class LateBinding<T> {
     const { knownMs = usualKnownMs } = this.#options;
     const { nowMs } = look;
     if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) know(held, statesFor, nowMs, look, this.#underWay);
-    if (!look.mayOpen(held)) return undefined;
+    if (!look.mayOpen(held)) {
+      held.roomSinceMs = undefined;
+      return undefined;
+    }
     let best = look.best(held, random);
     let idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
-    if ((idle !== undefined || look.isOpen(held, best)) && held.knownAtMs < nowMs) {
+    const mayBeGiven = (): boolean =>
+      idle !== undefined || look.isOpen(held, best) || look.roomBeside(held, best, random) !== undefined;
+    if (held.knownAtMs < nowMs && mayBeGiven()) {
       know(held, statesFor, nowMs, look, this.#underWay);
       if (held.workers.length === 0) return undefined;
       best = look.best(held, random);
@@ -213,9 +257,13 @@ export class LateBinding<T> {
       }
     }
     const open = look.roomBeside(held, best, random);
-    held.roomSinceMs = open === undefined ? undefined : (held.roomSinceMs ?? nowMs);
-    // Of those who wait for room nobody knows how long: at most twice is paid what who knows it pays (as in `rent-or-buy.ts`).
-    if (open !== undefined && nowMs - held.roomSinceMs! >= look.priceForAllS(held, open, best) * 1000) best = open;
+    if (open === undefined) held.roomSinceMs = undefined;
+    else {
+      const { roomSinceMs = nowMs } = held;
+      held.roomSinceMs = roomSinceMs > this.#closedAtMs ? roomSinceMs : nowMs;
+      // Of those who wait for room nobody knows how long: at most twice is paid what who knows it pays (as in `rent-or-buy.ts`).
+      if (nowMs - held.roomSinceMs >= look.priceForAllS(held, open, best) * 1000) best = open;
+    }
     if (look.isOpen(held, best) && !this.#keepsFree(look, held, best, nowMs)) return best;
     look.claim(held, best);
     return undefined;
@@ -223,7 +271,7 @@ export class LateBinding<T> {
 
   #gives(look: Look, held: Held<T>, worker: number, nowMs: number): void {
     const { request, workers } = held;
-    this.remove(held.item);
+    this.#remove(this.#held.indexOf(held));
     const { seconds, lastStepS } = look.takes(held, worker);
     if (2 * held.known[worker]!.match.blocks < request.keys.length) {
       this.#underWay.given(request.keys, worker, nowMs, seconds * 1000, lastStepS * 1000);
@@ -261,6 +309,7 @@ export class LateBinding<T> {
     const ratios: number[] = [];
     const now = this.#mustBegin(nowMs);
     for (const held of this.#held) {
+      if (held.roomSinceMs !== undefined && mayGo?.(held.request) === false) held.roomSinceMs = undefined;
       const ratio = held === now ? Number.POSITIVE_INFINITY : (nowMs - held.sinceMs) / held.needsMs;
       let at = first.length;
       if (at === this.#options.maxLooked) {

@@ -37,8 +37,9 @@ export interface Held<T> {
   hasPaid: boolean;
   /** Since when it has waited for room on one worker while another one was open; undefined: it does not. */
   roomSinceMs: number | undefined;
-  /** It waits no more. */
-  isGone: boolean;
+  /** The round in which it was looked at last (`late-binding.ts`), and the worker that it claimed then. */
+  lookedIn: number;
+  waitsFor: number | undefined;
 }
 
 /**
@@ -94,34 +95,32 @@ const openSteps = 1.025;
 export const opensAtS = ({ maxStepTokens = usualStepTokens, prefillTokensPerS }: WorkerState, mostS: number): number =>
   Math.min(Math.max((openSteps * maxStepTokens) / prefillTokensPerS, leastOpenS), mostS);
 
-/** One look at those that wait: the workers' loads, and what has been claimed of them. It may go on in a later turn (`goesOn`). */
+/** One look at those that wait: the workers' loads, and what has been claimed of them. Of one moment: nothing of it is used in a later one. */
 export class Look {
   readonly #openS: number;
+  readonly nowMs: number;
   #waiting: number;
-  #nowMs: number;
+  /** Who claimed a place in an earlier look of the round. */
+  readonly #claimed: readonly Held<unknown>[];
   readonly loads: WorkerState[] = [];
   /** Of each worker, seconds that nobody's cost there is below. */
   readonly #beforeS: number[] = [];
-  /** Those that had time when it began or went on, and may have none by now: all that somebody can be given to. */
+  /** Those that had time when it was last told of loads, and may have none by now: all that somebody can be given to. */
   readonly #open: number[] = [];
   /** Seconds, of what is computed and of loads. */
   readonly #claims: number[] = [];
   readonly #loadClaims: number[] = [];
 
-  constructor(openS: number, waiting: number, nowMs: number) {
-    this.#nowMs = nowMs;
+  constructor(openS: number, waiting: number, nowMs: number, claimed: readonly Held<unknown>[]) {
+    this.nowMs = nowMs;
     this.#openS = openS;
     this.#waiting = waiting;
+    this.#claimed = claimed;
   }
 
-  get nowMs(): number {
-    return this.#nowMs;
-  }
-
-  /** Later, or after somebody was given to a worker: loads are other ones than they were. */
-  goesOn(waiting: number, nowMs: number): void {
+  /** After somebody was given to a worker: loads are other ones than they were. */
+  goesOn(waiting: number): void {
     this.#waiting = waiting;
-    this.#nowMs = nowMs;
     this.#open.length = 0;
     for (let worker = 0; worker < this.loads.length; worker++) this.#looksAt(worker);
   }
@@ -129,7 +128,9 @@ export class Look {
   tells(worker: number, load: WorkerState): void {
     const isNew = this.loads[worker] === undefined;
     this.loads[worker] = load;
-    if (isNew) this.#looksAt(worker);
+    if (!isNew) return;
+    for (const held of this.#claimed) if (held.waitsFor === worker) this.#claimsOf(held, worker);
+    this.#looksAt(worker);
   }
 
   #looksAt(worker: number): void {
@@ -154,7 +155,7 @@ export class Look {
   isOpen({ request, known }: Held<unknown>, worker: number): boolean {
     if (!this.#hasTime(worker) || roomS(request, this.loads[worker]!) > 0) return false;
     // Who has nothing to do does not compute it any more.
-    return this.#nowMs >= (known[worker]!.fromMs ?? 0) || this.aheadS(worker) === 0;
+    return this.nowMs >= (known[worker]!.fromMs ?? 0) || this.aheadS(worker) === 0;
   }
 
   /** The worker that serves it soonest. There is one. */
@@ -262,7 +263,12 @@ export class Look {
   }
 
   /** It waits for this worker: who comes after it finds less of it. */
-  claim({ request, known }: Held<unknown>, worker: number): void {
+  claim(held: Held<unknown>, worker: number): void {
+    held.waitsFor = worker;
+    this.#claimsOf(held, worker);
+  }
+
+  #claimsOf({ request, known }: Held<unknown>, worker: number): void {
     const load = this.loads[worker]!;
     const held = known[worker]!;
     const computeS = computedTokensOf(request, load, held) / load.prefillTokensPerS;
