@@ -1,7 +1,7 @@
 /**
  * Routing policies in a simulated cluster (bench/routing), on the bundled traces or on one of yours:
  * `npm run bench -- routing --trace FILE` (Mooncake's JSON lines), at half of saturation, at it, and at twice. `--generated`: made-up
- * loads of kinds that the traces lack. Our own policy stands beside the best of the others. And what a decision and a request cost
+ * loads of kinds that the traces lack. Our own policy stands beside the best of the others, by the median of three draws. And what a decision and a request cost
  * among 64 workers and 10 million blocks; `--cost`: these alone.
  */
 import { KvError } from '@kvtier/errors';
