@@ -3,31 +3,8 @@ import { maxMedia } from '@kvtier/kv-index';
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
 import { LateBinding, lateBindingDefaults, type RoutedRequest, type WorkerState } from './index.ts';
+import { requestOf as request, stateOf as state } from './testing/late-rig.ts';
 
-const state = (tokensAhead: number): WorkerState => ({
-  waiting: 0,
-  running: 0,
-  tokensAhead,
-  usedBlocks: 0,
-  totalBlocks: 10_000,
-  waitingBlocks: 0,
-  freedBlocksPerS: 0,
-  loadAheadS: 0,
-  prefillTokensPerS: 1000,
-  stepS: 0.01,
-  stepPerRequestS: 0,
-  loadBlocksPerS: [],
-  match: { blocks: 0, byMedium: new Int32Array(maxMedia) },
-  remoteBlocks: 0,
-  remoteMedium: 3,
-});
-const request = (tokens = 100): RoutedRequest => ({
-  tokens,
-  maxTokens: 1,
-  blockTokens: 16,
-  keys: new Int32Array(0),
-  session: '',
-});
 const chance = (): number => 0.5;
 
 /** Requests for worker 0, which is busy, and which see worker 1, too; the last one is for worker 1 alone, which is idle. */

@@ -1,35 +1,7 @@
-import { maxMedia } from '@kvtier/kv-index';
 import { describe, expect, it } from 'vitest';
 import { LateBinding, lateBindingDefaults, type RoutedRequest, type WorkerState } from './index.ts';
+import { requestOf as request, stateOf as state } from './testing/late-rig.ts';
 
-const state = (tokensAhead: number, held = 0, waiting = 0): WorkerState => {
-  const byMedium = new Int32Array(maxMedia);
-  byMedium[0] = held;
-  return {
-    waiting,
-    running: 0,
-    tokensAhead,
-    usedBlocks: 0,
-    totalBlocks: 10_000,
-    waitingBlocks: 0,
-    freedBlocksPerS: 0,
-    loadAheadS: 0,
-    prefillTokensPerS: 1000,
-    stepS: 0.01,
-    stepPerRequestS: 0,
-    loadBlocksPerS: [],
-    match: { blocks: held, byMedium },
-    remoteBlocks: 0,
-    remoteMedium: 3,
-  };
-};
-const request = (tokens: number): RoutedRequest => ({
-  tokens,
-  maxTokens: 1,
-  blockTokens: 16,
-  keys: new Int32Array(0),
-  session: '',
-});
 const chance = (): number => 0.5;
 
 describe('late binding', () => {
