@@ -10,6 +10,8 @@ it('asks until it knows better, then where peers may be faster than computing', 
   expect(asking.isWorth(30, 9_000, 100)).toBe(false);
   expect(asking.isWorth(30, 13_000, 100)).toBe(false); // 18 ms, or 13.5 when it took three quarters
   expect(asking.isWorth(30, 14_000, 100)).toBe(true);
+  expect(asking.isWorth(30, 4_000, 100, true)).toBe(false); // some of 18 ms could be computed meanwhile, but not much
+  expect(asking.isWorth(30, 5_000, 100, true)).toBe(true);
   asking.told(100);
   expect(asking.isWorth(30, 9_000, 100)).toBe(true);
 });

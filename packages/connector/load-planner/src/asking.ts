@@ -6,6 +6,8 @@
 
 /** Of its time: what would still be slower than computing when it took only so much is not asked for. */
 const clearlySlower = 0.75;
+/** The same where the head of it may be computed meanwhile: a load that takes four times as long saves a fifth still. */
+const clearlySlowerIdle = 0.25;
 const againMs = { first: 1_000, most: 60_000 };
 
 export class Asking {
@@ -25,8 +27,8 @@ export class Asking {
   }
 
   /** To compute the blocks that would be asked for takes `computeUs`. True: they are asked for now. */
-  isWorth(blocks: number, computeUs: number, nowMs: number): boolean {
-    if (blocks * this.#us * clearlySlower < computeUs) return true;
+  isWorth(blocks: number, computeUs: number, nowMs: number, isIdle = false): boolean {
+    if (blocks * this.#us * (isIdle ? clearlySlowerIdle : clearlySlower) < computeUs) return true;
     if (nowMs - this.#askedAtMs < this.#againMs) return false;
     this.#askedAtMs = nowMs;
     this.#againMs = Math.min(againMs.most, 2 * this.#againMs);

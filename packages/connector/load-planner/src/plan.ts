@@ -23,11 +23,13 @@ export interface LoadChoice {
 }
 
 export interface Plan {
-  /** Blocks to load, from the first on. */
+  /** Blocks in front of those that are loaded, to be computed meanwhile; 0 but for plans from both ends (both-ends.ts). */
+  readonly head: number;
+  /** Blocks to load, from the first one behind the head on. */
   readonly blocks: number;
   /** Predicted time of the load, 0 when nothing is loaded. */
   readonly loadUs: number;
-  /** Predicted time to compute what is not loaded, or of the step behind it. */
+  /** Predicted time to compute what is not loaded, or of the step behind it; of a head, what it takes beyond the load. */
   readonly computeUs: number;
   /** What of it has to be brought into the arena: the tiers, how many blocks, and how long that will take. */
   readonly away: { readonly tiers: string; readonly blocks: number; readonly us: number };

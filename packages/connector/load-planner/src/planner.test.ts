@@ -14,6 +14,7 @@ const nothing = { tiers: '', blocks: 0, us: 0 };
 it('loads everything until prefill has been measured', () => {
   expect(planner().plan({ spans: [{ tier: 'disk', count: 100 }], estimatedUs: 4_000_000 }, 0).blocks).toBe(100);
   expect(planner().plan({ spans: [], estimatedUs: 0 }, 0)).toEqual({
+    head: 0,
     blocks: 0,
     loadUs: 0,
     computeUs: 0,
@@ -27,12 +28,12 @@ it('loads what is near and computes what is far', () => {
   p.observeCopy(10, 1_000); // 100 µs per block
   const near = { tier: 'arena', count: 10 };
   expect(p.plan({ spans: [near], estimatedUs: 0 }, 0)).toEqual({
-    ...{ blocks: 10, loadUs: 1_000, computeUs: 0 },
+    ...{ head: 0, blocks: 10, loadUs: 1_000, computeUs: 0 },
     away: nothing,
   });
   // 40 blocks at 2,000 µs each from disk: slower than computing
   expect(p.plan({ spans: [near, { tier: 'disk', count: 40 }], estimatedUs: 80_000 }, 0)).toEqual({
-    ...{ blocks: 10, loadUs: 1_000, computeUs: 40_000 },
+    ...{ head: 0, blocks: 10, loadUs: 1_000, computeUs: 40_000 },
     away: nothing,
     passed: { byTier: { disk: 40 }, us: 80_000 }, // copies run beside
   });
@@ -231,7 +232,7 @@ it('property: no plan is slower than computing, by the planner’s own numbers',
       (observations, spans, estimatedUs, first) => {
         const p = planner();
         const loaded = (blocks: number): Plan => ({
-          ...{ blocks, loadUs: 1_000, computeUs: 0 },
+          ...{ head: 0, blocks, loadUs: 1_000, computeUs: 0 },
           away: { tiers: 'disk', blocks, us: 1_000 },
         });
         for (const [kind, count, elapsedUs] of observations) {

@@ -12,10 +12,13 @@
  * Blocks are copied while others are brought: the slower of the two decides, and the last ones are copied when all came. Behind a hit
  * that is loaded whole there is still a step to take: it costs what a step costs itself.
  *
+ * Where nothing else is computed, the front of a hit can be computed while the rest of it is loaded (both-ends.ts).
+ *
  * Invariant: by its own numbers a plan never costs more than computing everything. Until prefill has been measured,
  * everything is loaded. But for probes (probes.ts): an engine that imports everything would never learn that it computes faster.
  */
 import { Asking } from './asking.ts';
+import { BothEnds } from './both-ends.ts';
 import { ComputeModel } from './compute-model.ts';
 import { Experiences } from './experience.ts';
 import { FadingRate } from './fading-rate.ts';
@@ -47,6 +50,8 @@ const lastCopied = 4;
 const abreastOf = (blocks: number): number => Math.max(leastAbreast, blocks * abreastShare);
 /** Experience with models of several attention groups, whose blocks come from tiers of each. */
 const severalGroups = 'groups';
+/** Experience with loads from tiers beside which the head of the hit is computed. */
+const besideSteps = (tiers: string): string => `${tiers} beside steps`;
 /** A deadline shorter than this only cuts loads because of a hiccup of the machine. */
 const minDeadlineMs = 250;
 /** A lookup may cost this share of the time to compute what it asks for, within bounds. */
@@ -63,6 +68,7 @@ export class LoadPlanner {
   readonly #roundTrip = new FadingRate(0.9);
   readonly #start = new FadingRate(0.8);
   readonly #experiences = new Experiences();
+  readonly #bothEnds = new BothEnds(this.#experiences);
   readonly #asking = new Asking();
   readonly #probes: Probes;
 
@@ -80,6 +86,13 @@ export class LoadPlanner {
   /** A step that computed nothing but `tokens` tokens of prompts, which looked at `positions` positions together. */
   observePrefill(tokens: number, positions: number, elapsedUs: number): void {
     this.#compute.observe(tokens, positions, elapsedUs);
+  }
+
+  /** The same of the head of a hit, while the rest was loaded: how long such a step takes without that, it does not tell. */
+  observeHead(tokens: number, positions: number, elapsedUs: number, nowMs: number): void {
+    if (!(tokens > 0) || !(positions > 0) || !(elapsedUs >= 0)) return;
+    const from = Math.max(0, positions / tokens - (tokens + 1) / 2);
+    this.#bothEnds.observeStep(this.#compute.us(from, from + tokens) ?? 0, elapsedUs, nowMs);
   }
 
   /** Blocks that were copied arena → KV cache, and the time that it took. */
@@ -118,8 +131,11 @@ export class LoadPlanner {
     return this.#compute.stepUs(first * this.#blockTokens);
   }
 
-  /** @param first of the hit, in blocks of the chain: what lies further back takes longer to compute */
-  plan(hit: Hit, nowMs: number, first = 0): Plan {
+  /**
+   * @param first of the hit, in blocks of the chain: what lies further back takes longer to compute
+   * @param isIdle nothing else is computed: the head of the hit may be, while the rest is loaded
+   */
+  plan(hit: Hit, nowMs: number, first = 0, isIdle = false): Plan {
     const held = hit.spans.reduce((sum, span) => sum + span.count, 0);
     const awaySpans = hit.spans.filter(({ tier }) => tier !== arenaTier);
     const away = awaySpans.reduce((sum, span) => sum + span.count, 0);
@@ -128,7 +144,7 @@ export class LoadPlanner {
     const bringUs = saidUs * this.#experiences.correction(tiers, saidUs, nowMs);
     const copyUs = this.#copy.usPerUnit ?? 0;
     const isMeasured = this.computeUs(1) !== undefined;
-    let best: Plan = { blocks: 0, loadUs: 0, computeUs: this.computeUs(held, first) ?? 0, away: nothingAway };
+    let best: Plan = { head: 0, blocks: 0, loadUs: 0, computeUs: this.computeUs(held, first) ?? 0, away: nothingAway };
     const eachAwayUs = Math.max(bringUs, copyUs);
     if (tiers === peerTier) this.#asking.told(eachAwayUs);
     let blocks = 0;
@@ -149,6 +165,7 @@ export class LoadPlanner {
       const computeUs = this.#restUs(held - blocks, first + blocks) ?? 0;
       if (blocks > best.blocks && (!isMeasured || loadUs + computeUs <= best.loadUs + best.computeUs)) {
         best = {
+          head: 0,
           blocks,
           loadUs,
           computeUs,
@@ -157,17 +174,52 @@ export class LoadPlanner {
       }
       if (fits < span.count) break;
     }
-    if (tiers === peerTier && best.away.blocks > 0) this.#asking.paid();
+    const ends = isIdle ? this.#endsOf(hit, tiers, best, { bringUs, copyUs, first, held, nowMs }) : undefined;
+    if (tiers === peerTier && (ends ?? best).away.blocks > 0) this.#asking.paid();
+    if (ends) return ends;
     const isWhole = best.blocks === held && best.away.blocks > 0;
     const plan = isWhole && !this.#always ? this.#probes.next(best, first, nowMs) : best;
     return plan.blocks === held ? plan : { ...plan, passed: passedOf(hit.spans, plan.blocks, copyUs, eachAwayUs) };
+  }
+
+  /** The plan that computes the head of a hit and loads the rest meanwhile; undefined: `best` is as good. */
+  #endsOf(
+    { spans }: Hit,
+    tiers: string,
+    best: Plan,
+    {
+      bringUs,
+      copyUs,
+      first,
+      held,
+      nowMs,
+    }: Readonly<Record<'bringUs' | 'copyUs' | 'first' | 'held' | 'nowMs', number>>,
+  ): Plan | undefined {
+    if (this.#always || this.#compute.steps === 0 || tiers === '') return undefined;
+    const beside = besideSteps(tiers);
+    const restUs = this.#restUs(0, first + held) ?? 0;
+    const costs = {
+      roundTripUs: this.#roundTrip.usPerUnit ?? 0,
+      copyUs,
+      awayUs: Math.max(bringUs * this.#experiences.correction(beside, bringUs, nowMs), copyUs),
+      lastCopied,
+      computeUs: (blocks: number) => this.computeUs(blocks, first) ?? 0,
+      restUs,
+      bestUs: best.loadUs + best.computeUs,
+      mostLoadUs: this.#loadDeadlineMs * 1_000,
+    };
+    const ends = this.#bothEnds.plan(spans, costs, nowMs);
+    if (ends === undefined) return undefined;
+    const { head, headUs, loadUs, away } = ends;
+    const computeUs = Math.max(0, headUs - loadUs) + restUs;
+    return { head, blocks: held - head, loadUs, computeUs, away: { tiers: beside, ...away } };
   }
 
   /** The best of some prefixes, shortest first; what the longest one has and a shorter one not is computed. */
   planAmong(choices: readonly LoadChoice[], nowMs: number, first = 0): Plan {
     const held = choices.at(-1)?.blocks ?? 0;
     const isMeasured = this.computeUs(1) !== undefined;
-    let best: Plan = { blocks: 0, loadUs: 0, computeUs: this.computeUs(held, first) ?? 0, away: nothingAway };
+    let best: Plan = { head: 0, blocks: 0, loadUs: 0, computeUs: this.computeUs(held, first) ?? 0, away: nothingAway };
     for (const { blocks, copies, bringUs } of choices) {
       const roundTripUs = this.#roundTrip.usPerUnit ?? 0;
       const us = bringUs * this.#experiences.correction(severalGroups, bringUs / Math.max(1, copies), nowMs);
@@ -175,24 +227,32 @@ export class LoadPlanner {
       if (loadUs > this.#loadDeadlineMs * 1_000) continue;
       const computeUs = this.#restUs(held - blocks, first + blocks) ?? 0;
       if (!isMeasured || loadUs + computeUs <= best.loadUs + best.computeUs) {
-        best = { blocks, loadUs, computeUs, away: { tiers: severalGroups, blocks: bringUs > 0 ? copies : 0, us } };
+        best = {
+          head: 0,
+          blocks,
+          loadUs,
+          computeUs,
+          away: { tiers: severalGroups, blocks: bringUs > 0 ? copies : 0, us },
+        };
       }
     }
     return best;
   }
 
-  /** Whether to ask for `blocks` blocks from block `first` on, which only peers hold. */
-  isWorthAsking(blocks: number, first: number, nowMs: number): boolean {
+  /** Whether to ask for `blocks` blocks from block `first` on, which only peers hold. `isIdle` as for `plan`. */
+  isWorthAsking(blocks: number, first: number, nowMs: number, isIdle = false): boolean {
     const computeUs = this.computeUs(blocks, first);
     if (computeUs === undefined || this.#compute.steps === 0) return true;
-    return this.#asking.isWorth(blocks, computeUs, nowMs);
+    return this.#asking.isWorth(blocks, computeUs, nowMs, isIdle);
   }
 
   /**
    * Whether a load of `blocks` blocks from block `first` of the chain should go on: `ready` of them are there after `elapsedMs`, and the
-   * rest would come no sooner than it is computed. False: it is given up, and what came is used.
+   * rest would come no sooner than it is computed. False: it is given up, and what came is used. `head`: so many blocks before them are
+   * computed meanwhile, and until then nothing waits for the load.
    */
-  isWorthWaiting(ready: number, blocks: number, first: number, elapsedMs: number): boolean {
+  isWorthWaiting(ready: number, blocks: number, first: number, elapsedMs: number, head = 0): boolean {
+    if (head > 0 && elapsedMs < (this.computeUs(head, first - head) ?? 0) / 1_000) return true;
     const wholeUs = this.computeUs(blocks, first);
     if (wholeUs === undefined || this.#compute.steps === 0) return true;
     if (elapsedMs < Math.max(judgeMs, (wholeUs / 1_000) * judgeShare)) return true;

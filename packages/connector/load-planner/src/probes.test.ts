@@ -15,7 +15,7 @@ const step = (model: ComputeModel | LoadPlanner, from: number, to: number, perTo
 };
 
 const whole = (blocks: number, loadUs: number): Plan => ({
-  ...{ blocks, loadUs, computeUs: 0 },
+  ...{ head: 0, blocks, loadUs, computeUs: 0 },
   away: { tiers: 'peer', blocks, us: loadUs },
 });
 
@@ -31,7 +31,7 @@ it('computes one step of a long prompt, and all of a short one', () => {
   };
   for (let from = 0; from < 3_840; from += 512) step(model, from, Math.min(3_840, from + 512), 100);
   expect(next(whole(240, 200_000), 5_000)).toEqual({
-    ...{ blocks: 209, loadUs: (200_000 * 209) / 240, computeUs: expect.closeTo(31 * 16 * 100, 3) },
+    ...{ head: 0, blocks: 209, loadUs: (200_000 * 209) / 240, computeUs: expect.closeTo(31 * 16 * 100, 3) },
     away: { tiers: 'peer', blocks: 209, us: (200_000 * 209) / 240 },
     isProbe: true,
   });

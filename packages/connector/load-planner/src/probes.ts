@@ -87,7 +87,7 @@ export class Probes {
       if (few > plan.blocks * fewShare || (isBegun && faster > clearlyFaster)) return undefined;
       return this.#without(few, plan, first);
     }
-    const whole = { blocks: 0, loadUs: 0, computeUs: allUs, away: nothingAway };
+    const whole = { head: 0, blocks: 0, loadUs: 0, computeUs: allUs, away: nothingAway };
     // Steps of so few tokens may have been probes themselves: how large a prompt's are is not known.
     if (this.#compute.stepTokens <= 2 * fewTokens) return whole;
     // With what follows the hit it is one step still.
@@ -102,7 +102,7 @@ export class Probes {
     const computeUs = this.#us(probe, first + blocks) ?? 0;
     const awayBlocks = Math.max(0, plan.away.blocks - probe);
     const away = { ...plan.away, blocks: awayBlocks, us: (plan.away.us * awayBlocks) / plan.away.blocks };
-    return { blocks, loadUs: (plan.loadUs * blocks) / plan.blocks, computeUs, away };
+    return { head: 0, blocks, loadUs: (plan.loadUs * blocks) / plan.blocks, computeUs, away };
   }
 
   #us(blocks: number, first: number): number | undefined {

@@ -32,7 +32,7 @@ interface Entry {
   /** Per attention group, with gaps where its window is finite; undefined while the node has not answered. */
   hits: readonly Hit[] | undefined;
   /** What to load beyond `localBlocks`, as planned for that number. */
-  plan: (Plan & { readonly localBlocks: number }) | undefined;
+  plan: (Plan & { readonly localBlocks: number; readonly isIdle: boolean }) | undefined;
   knownAtMs: number;
 }
 
@@ -65,7 +65,13 @@ export class MatchTable {
     return this.#entries.size;
   }
 
-  match(sessions: readonly Session[] | null, requestId: string, hashes: Buffer, localBlocks: number): Match {
+  match(
+    sessions: readonly Session[] | null,
+    requestId: string,
+    hashes: Buffer,
+    localBlocks: number,
+    isIdle = false,
+  ): Match {
     const { hashBytes, timers } = this.#options;
     if (localBlocks * hashBytes >= hashes.length) return nothing;
     let entry = this.#entries.get(requestId);
@@ -81,19 +87,20 @@ export class MatchTable {
       this.#entries.set(requestId, entry);
       const end = (localBlocks + maxHashesPerFrame) * hashBytes;
       const wanted = hashes.subarray(localBlocks * hashBytes, end);
-      const hit = this.#read(sessions, wanted, localBlocks);
+      const hit = this.#read(sessions, wanted, localBlocks, isIdle);
       if (hit === undefined) this.#lookUp(sessions, requestId, entry, wanted);
       else this.#know(entry, [hit]);
     }
     if (entry.hits === undefined) return pending;
-    if (entry.plan?.localBlocks !== localBlocks) this.#plan(entry, localBlocks);
-    return { state: 'known', blocks: entry.plan!.blocks };
+    if (entry.plan?.localBlocks !== localBlocks || entry.plan.isIdle !== isIdle) this.#plan(entry, localBlocks, isIdle);
+    const { head, blocks } = entry.plan!;
+    return head > 0 ? { state: 'known', blocks, head } : { state: 'known', blocks };
   }
 
   /** The plan of this load; undefined when how long it takes says nothing about the node's estimates. */
   planned(requestId: string, firstBlock: number, blocks: number): Plan | undefined {
     const plan = this.#entries.get(requestId)?.plan;
-    if (plan === undefined || plan.away.blocks === 0 || plan.localBlocks !== firstBlock) return undefined;
+    if (plan === undefined || plan.away.blocks === 0 || plan.localBlocks + plan.head !== firstBlock) return undefined;
     return plan.blocks === blocks && plan.loadUs > 0 ? plan : undefined;
   }
 
@@ -118,19 +125,19 @@ export class MatchTable {
   }
 
   /** What the table of held blocks says of this without the node being asked; undefined: it is asked. Never throws. */
-  #read(sessions: readonly Session[], hashes: Buffer, first: number): Hit | undefined {
+  #read(sessions: readonly Session[], hashes: Buffer, first: number, isIdle: boolean): Hit | undefined {
     const { counters, windows } = this.#options;
     const held = sessions[0]!.held;
     if (held === null || windows.length > 1 || windows[0] !== Number.POSITIVE_INFINITY) return undefined;
     try {
-      return this.#told(held, hashes, first);
+      return this.#told(held, hashes, first, isIdle);
     } catch {
       count(counters, 'lookup', 'table');
       return undefined;
     }
   }
 
-  #told(held: HeldBlocks, hashes: Buffer, first: number): Hit | undefined {
+  #told(held: HeldBlocks, hashes: Buffer, first: number, isIdle: boolean): Hit | undefined {
     const { counters } = this.#options;
     const count = this.#inArena(held, hashes);
     if (count !== undefined && count > 0) {
@@ -138,7 +145,7 @@ export class MatchTable {
       counters.heldBlocks += count;
       return { spans: [{ tier: 'arena', count }], estimatedUs: 0 };
     }
-    if (!this.#isInVain(held, hashes, first)) return undefined;
+    if (!this.#isInVain(held, hashes, first, isIdle)) return undefined;
     counters.unasked++;
     return noHit;
   }
@@ -182,7 +189,7 @@ export class MatchTable {
    * Nobody holds anything of this, or only peers do, and are slower than computing. What may lie in another tier is always asked for: a
    * few blocks of the chain are looked at, for the first ones may have left it.
    */
-  #isInVain(held: HeldBlocks, hashes: Buffer, first: number): boolean {
+  #isInVain(held: HeldBlocks, hashes: Buffer, first: number, isIdle: boolean): boolean {
     const { hashBytes, planner, timers } = this.#options;
     const blocks = hashes.length / hashBytes;
     const flags = held.flags(hashes, 0);
@@ -192,7 +199,7 @@ export class MatchTable {
       const at = Math.floor(((blocks - 1) * part) / looks);
       if (((held.flags(hashes, at * hashBytes) ?? isNear) & isNear) !== 0) return false;
     }
-    return !planner.isWorthAsking(blocks, first, timers.nowMs());
+    return !planner.isWorthAsking(blocks, first, timers.nowMs(), isIdle);
   }
 
   #lookUp(sessions: readonly Session[], requestId: string, entry: Entry, hashes: Buffer): void {
@@ -243,23 +250,23 @@ export class MatchTable {
     entry.knownAtMs = this.#options.timers.nowMs();
   }
 
-  #plan(entry: Entry, localBlocks: number): void {
+  #plan(entry: Entry, localBlocks: number, isIdle: boolean): void {
     const { planner, timers, counters, windows } = this.#options;
     const from = localBlocks - entry.first;
     const hits = entry.hits!;
     const choices = this.#choices(hits, from);
     const isWhole = windows.length === 1 && windows[0] === Number.POSITIVE_INFINITY;
     const plan = isWhole
-      ? planner.plan(cutSpans(hits[0]!, from, Number.POSITIVE_INFINITY), timers.nowMs(), localBlocks)
+      ? planner.plan(cutSpans(hits[0]!, from, Number.POSITIVE_INFINITY), timers.nowMs(), localBlocks, isIdle)
       : planner.planAmong(choices, timers.nowMs(), localBlocks);
     if (entry.plan === undefined) {
       counters.plannedBlocks += plan.blocks;
-      const left = (choices.at(-1)?.blocks ?? 0) - plan.blocks;
+      const left = (choices.at(-1)?.blocks ?? 0) - plan.head - plan.blocks;
       if (left > 0)
         count(counters, 'lookup', plan.isProbe ? 'computed to learn its time' : 'slower than computing', left);
       if (plan.passed) this.#options.onPassed?.(plan.passed.byTier, plan.passed.us);
     }
-    entry.plan = { ...plan, localBlocks };
+    entry.plan = { ...plan, localBlocks, isIdle };
   }
 }
 

@@ -132,8 +132,8 @@ class CacheNodeConnector implements NodeConnector {
     return this.#storingBlocks;
   }
 
-  match(requestId: string, hashes: Buffer, localBlocks: number): Match {
-    return this.#matches.match(this.#sessions, requestId, hashes, localBlocks);
+  match(requestId: string, hashes: Buffer, localBlocks: number, isIdle = false): Match {
+    return this.#matches.match(this.#sessions, requestId, hashes, localBlocks, isIdle);
   }
 
   load(
@@ -166,7 +166,8 @@ class CacheNodeConnector implements NodeConnector {
     this.counters.loads++;
     this.#prefetches.superseded(requestId);
     const plan = this.#matches.planned(requestId, firstBlock, blocks);
-    const deadlineMs = awaited?.deadlineMs ?? this.#planner.deadlineMs(blocks, firstBlock);
+    const head = plan?.head ?? 0;
+    const deadlineMs = awaited?.deadlineMs ?? this.#planner.deadlineMs(head + blocks, firstBlock - head);
     const groups = awaited && new AwaitedGroups(this.#windows, blocks);
     if (groups) this.#awaited.set(requestId, groups);
     const outcomes = new Map<GroupPart, LoadOutcome>();
@@ -197,7 +198,7 @@ class CacheNodeConnector implements NodeConnector {
         ? undefined
         : {
             afterMs: this.#planner.judgeAfterMs(blocks, firstBlock),
-            goOn: (ready, elapsedMs) => this.#planner.isWorthWaiting(ready, blocks, firstBlock, elapsedMs),
+            goOn: (ready, elapsedMs) => this.#planner.isWorthWaiting(ready, blocks, firstBlock, elapsedMs, head),
             began: (elapsedMs) => {
               if (plan.away.blocks === blocks) this.#planner.observeStart(elapsedMs * 1_000);
             },
@@ -295,8 +296,9 @@ class CacheNodeConnector implements NodeConnector {
     this.#prefetches.cancel(requestId);
   }
 
-  observePrefill(tokens: number, positions: number, elapsedUs: number): void {
-    this.#planner.observePrefill(tokens, positions, elapsedUs);
+  observePrefill(tokens: number, positions: number, elapsedUs: number, ofHead = false): void {
+    if (ofHead) this.#planner.observeHead(tokens, positions, elapsedUs, this.#timers.nowMs());
+    else this.#planner.observePrefill(tokens, positions, elapsedUs);
   }
 
   async stats(deadlineMs = 200): Promise<StatsResult | null> {

@@ -14,7 +14,15 @@ import type { ArenaBlocks, StepResult } from '@kvtier/executor';
 /** Tokens or blocks by the tier they came from, e.g. {arena: 12, disk: 40}. */
 export type ByTier = Readonly<Record<string, number>>;
 
-export type Match = { readonly state: 'pending' } | { readonly state: 'known'; readonly blocks: number };
+export type Match =
+  | { readonly state: 'pending' }
+  | {
+      readonly state: 'known';
+      /** Blocks to load. */
+      readonly blocks: number;
+      /** Blocks before them to compute meanwhile; default none. */
+      readonly head?: number;
+    };
 
 export interface LoadResult {
   /** Blocks that are in the KV cache and verified in all groups that want them, from the first on, without a gap. */
@@ -70,8 +78,9 @@ export interface Connector {
    * How many blocks of the chain, beyond the first `localBlocks` that the engine holds itself, should be loaded. The
    * planner has already weighed the time to load them against the time to compute them. Ask again while 'pending'.
    * @param hashes all full-block hashes of the request, packed, in chain order
+   * @param isIdle nothing else is computed here: the head of what is held may be, while the rest is loaded
    */
-  match(requestId: string, hashes: Buffer, localBlocks: number): Match;
+  match(requestId: string, hashes: Buffer, localBlocks: number, isIdle?: boolean): Match;
   /**
    * Bring blocks of the chain, from block `firstBlock` on, into the KV cache.
    * @param blockIds row-major [attention group][block]; 0 where a group's window does not reach, at the front of its row
@@ -110,9 +119,9 @@ export interface Connector {
   forget(requestId: string): void;
   /**
    * How fast this engine computes, for the planner: called after each step that only prefilled. `positions`: how many each of its tokens
-   * looked at, itself included, together.
+   * looked at, itself included, together. `ofHead`: it computed the head of a hit, and the rest was being loaded.
    */
-  observePrefill(tokens: number, positions: number, elapsedUs: number): void;
+  observePrefill(tokens: number, positions: number, elapsedUs: number, ofHead?: boolean): void;
   close(): Promise<void>;
 }
 

@@ -316,7 +316,7 @@ function aheadOf(request: EngineRequest): number {
   const { state, tokenCount, computedTokens, expectedTokens } = request;
   if (state === 'storing') return 0;
   if (state === 'running') {
-    const left = tokenCount - computedTokens;
+    const left = tokenCount - computedTokens - (request.head?.awaitedTokens ?? 0);
     return request.firstOutputDone && left <= 1 ? 0 : left;
   }
   // At least the last token is computed, for its logits.

@@ -193,6 +193,7 @@ export class EngineLoop {
     let decodeTokens = 0;
     let decodes = 0;
     let positions = 0;
+    const ofHead = batch.some(({ request }) => request.head);
     batch.forEach((share, i) => {
       const { request, count } = share;
       positions += count * request.computedTokens + (count * (count + 1)) / 2;
@@ -209,7 +210,8 @@ export class EngineLoop {
     this.counts.prefillTokens += prefillTokens;
     this.counts.decodeTokens += decodeTokens;
     // What a request waits for: more than the executor's own time by the way to its threads and back.
-    if (decodeTokens === 0 && !step.import) this.#options.connector.observePrefill(prefillTokens, positions, elapsedUs);
+    if (decodeTokens === 0 && !step.import)
+      this.#options.connector.observePrefill(prefillTokens, positions, elapsedUs, ofHead);
     const tokens = prefillTokens + decodeTokens;
     if (!step.import) this.#scheduler.stepped(tokens - decodes, decodes, elapsedS);
     this.#told = { sequences: batch.length, tokens, elapsedUs: result.elapsedUs };

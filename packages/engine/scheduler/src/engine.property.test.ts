@@ -43,6 +43,7 @@ const scenario = fc.record({
   writeDownAheadBlocks: fc.constantFrom(undefined, 1, 4, 1000),
   silentMatch: chance,
   lyingMatch: chance,
+  withHead: chance,
   shortLoad: chance,
   lateLoad: chance,
   refuseStore: chance,
@@ -58,7 +59,15 @@ const scenario = fc.record({
 const abortedWhileItImports = {
   ...{ seed: 0, poolBlocks: 11, maxStepTokens: 1, maxSequences: 1, exportShare: 0.05 as const, attached: true },
   ...({ prefixCache: 'blocks', radixPolicy: 'lru', evictionPolicy: undefined, dedupBlocks: false } as const),
-  ...{ writeDownAheadBlocks: undefined, silentMatch: 10, lyingMatch: 34, shortLoad: 0, lateLoad: 0, refuseStore: 10 },
+  ...{
+    writeDownAheadBlocks: undefined,
+    withHead: 0,
+    silentMatch: 10,
+    lyingMatch: 34,
+    shortLoad: 0,
+    lateLoad: 0,
+    refuseStore: 10,
+  },
   ...{ importsByLayer: true, scattered: 0, deadOffer: 0, refuseImport: 10, stepFailure: 0 },
   requests: [
     { which: 0, promptTokens: 5, maxTokens: 1, salt: '' as const, pause: 2, abortAfter: 1 },
@@ -70,7 +79,15 @@ const abortedWhileItImports = {
 const abortedWhileItImportsLess = {
   ...{ seed: 1651490764, poolBlocks: 11, maxStepTokens: 4, maxSequences: 1, exportShare: 1 as const, attached: true },
   ...({ prefixCache: 'radix', radixPolicy: 'filo', evictionPolicy: undefined, dedupBlocks: false } as const),
-  ...{ writeDownAheadBlocks: undefined, silentMatch: 10, lyingMatch: 22, shortLoad: 10, lateLoad: 0, refuseStore: 10 },
+  ...{
+    writeDownAheadBlocks: undefined,
+    withHead: 0,
+    silentMatch: 10,
+    lyingMatch: 22,
+    shortLoad: 10,
+    lateLoad: 0,
+    refuseStore: 10,
+  },
   ...{ importsByLayer: true, scattered: 0, deadOffer: 0, refuseImport: 0, stepFailure: 2 },
   requests: [
     { which: 0, promptTokens: 19, maxTokens: 6, salt: '' as const, pause: 4, abortAfter: null },
@@ -111,6 +128,7 @@ it('answers right, holds right, frees all, and never hangs', async () => {
         faults: {
           silentMatch: happens(one.silentMatch),
           lyingMatch: happens(one.lyingMatch),
+          head: (blocks) => (happens(one.withHead)() ? dice(blocks) : 0),
           shorten: (blocks) => (happens(one.shortLoad)() ? dice(blocks + 1) : blocks),
           lateLoad: happens(one.lateLoad),
           refuseStore: happens(one.refuseStore),

@@ -6,18 +6,23 @@ import type { CacheHit, PrefixCache } from '@kvtier/prefix-cache';
 import type { ArrivalList } from './arrival-list.ts';
 import { AwaitedPrompts } from './awaited-prompts.ts';
 import type { EngineLoad } from './engine-load.ts';
+import { Head } from './head.ts';
 import { type LoadEnd, Loads } from './loads.ts';
-import { Lookups } from './lookups.ts';
+import { Lookups, type ToLoad } from './lookups.ts';
 import type { EngineRequest } from './request.ts';
 import type { Room } from './room.ts';
 import type { SchedulerOptions } from './scheduler-options.ts';
 
-/** What became of a request that has no blocks yet: undefined, nothing comes for it; see `Admission` of the scheduler. */
-export type Departure = 'loading' | 'later' | 'full' | undefined;
+/**
+ * What became of a request that has no blocks yet: undefined, nothing comes for it; 'head', it has its room and computes its head while the
+ * rest is loaded; see `Admission` of the scheduler.
+ */
+export type Departure = 'loading' | 'head' | 'later' | 'full' | undefined;
 
 export interface IncomingParts {
   readonly options: SchedulerOptions;
   readonly waiting: ArrivalList;
+  readonly running: ArrivalList;
   readonly room: Room;
   readonly load: EngineLoad;
   /** All of a load lies in the arena. True: the next step will import it, or say no. */
@@ -28,20 +33,22 @@ export class Incoming {
   readonly loads: Loads;
   readonly lookups: Lookups;
   readonly handOffs: AwaitedPrompts;
-  readonly counts = { promptTokens: 0, hitTokens: 0, loadedTokens: 0, loads: 0, shortLoads: 0 };
+  readonly counts = { promptTokens: 0, hitTokens: 0, loadedTokens: 0, loads: 0, shortLoads: 0, headLoads: 0 };
   readonly #options: SchedulerOptions;
   readonly #kv: PrefixCache;
   readonly #waiting: ArrivalList;
+  readonly #running: ArrivalList;
   readonly #room: Room;
   readonly #load: EngineLoad;
   /** Some layers see only a window. */
   readonly #windows: boolean;
 
-  constructor({ options, waiting, room, load, onArrived }: IncomingParts) {
+  constructor({ options, waiting, running, room, load, onArrived }: IncomingParts) {
     const { kv, connector, clock, wake } = options;
     this.#options = options;
     this.#kv = kv;
     this.#waiting = waiting;
+    this.#running = running;
     this.#room = room;
     this.#load = load;
     this.#windows = options.windows ?? false;
@@ -82,7 +89,9 @@ export class Incoming {
     }
     const toLoad = this.#blocksToLoad(request, computed);
     if (toLoad === 'pending') return 'later';
-    return toLoad > 0 ? this.#startLoad(request, computed, toLoad) : undefined;
+    if (toLoad.blocks === 0) return undefined;
+    const { head, blocks } = toLoad;
+    return head > 0 ? this.#startHead(request, computed, toLoad) : this.#startLoad(request, computed, blocks);
   }
 
   /**
@@ -152,8 +161,15 @@ export class Incoming {
   }
 
   /** Blocks beyond the local hit that should come from the tier. */
-  #blocksToLoad(request: EngineRequest, hit: CacheHit): number | 'pending' {
-    return this.lookups.blocksToLoad(request, hit.tokens / this.#kv.blockTokens, this.#mostLoaded(request));
+  #blocksToLoad(request: EngineRequest, hit: CacheHit): ToLoad | 'pending' {
+    const isIdle = this.#mayHaveHead(request);
+    return this.lookups.blocksToLoad(request, hit.tokens / this.#kv.blockTokens, this.#mostLoaded(request), isIdle);
+  }
+
+  /** Its steps keep nobody waiting, and all groups have every block of a prefix. */
+  #mayHaveHead({ prefillOnly, handOff }: EngineRequest): boolean {
+    const isIdle = this.#running.count === 0 && this.#waiting.count <= 1 && this.loads.count === 0;
+    return isIdle && !this.#windows && !prefillOnly && !handOff;
   }
 
   /** Blocks of the chain that may come from elsewhere. */
@@ -176,6 +192,44 @@ export class Incoming {
     this.counts.loads++;
     this.loads.start(request, computed.tokens / this.#kv.blockTokens, blocks);
     return 'loading';
+  }
+
+  /** The load begins; the request leaves the queue for its first step, with room for all of its prompt. */
+  #startHead(request: EngineRequest, computed: CacheHit, { head, blocks }: ToLoad): Departure {
+    const { blockTokens } = this.#kv;
+    if (!this.#makeRoom(request, computed, 0, request.tokenCount - computed.tokens)) return 'full';
+    this.#hit(request, computed);
+    this.#waiting.remove(request);
+    request.waitsBehind = undefined;
+    const endBlock = computed.tokens / blockTokens + head;
+    request.head = new Head(endBlock * blockTokens, blocks * blockTokens);
+    request.loadUs -= this.#options.clock.nowUs(); // until the end is added
+    this.counts.loads++;
+    this.counts.headLoads++;
+    this.loads.start(request, endBlock, blocks);
+    return 'head';
+  }
+
+  /** Head and load are both over: the request goes on behind what has come. True: it has. */
+  passOver(request: EngineRequest): void {
+    const { head } = request;
+    if (!head || head.loadedTokens === undefined || request.computedTokens < head.endTokens) return;
+    request.head = undefined;
+    if (head.loadedTokens === 0) return;
+    const isOffered = request.offeredBlocks * this.#kv.blockTokens === head.endTokens;
+    const end = head.endTokens + head.loadedTokens;
+    request.computedTokens = Math.min(end, request.tokenCount - 1);
+    this.#kv.cacheBlocks(request, request.computedTokens);
+    // The tier holds these: it is not asked about them again.
+    if (isOffered) request.offeredBlocks = Math.floor(request.computedTokens / this.#kv.blockTokens);
+    this.#load.settle(request);
+  }
+
+  /** It has ended: no step uses its blocks, and the load still does. */
+  leaveLoad(request: EngineRequest): void {
+    request.head = undefined;
+    request.holdsBlocks = false;
+    this.loads.abandon(request);
   }
 
   /** Room for the hit, for `blocks` blocks behind it that are to come, and for `newTokens` behind these. False: there is none. */
@@ -234,6 +288,10 @@ export class Incoming {
 
   /** A load is over; the request goes on where its good blocks end. */
   #loadEnded(request: EngineRequest, end: LoadEnd | undefined): void {
+    if (request.head) {
+      this.#headLoadEnded(request, request.head, end);
+      return;
+    }
     if (request.state === 'finished') {
       // While a step imported, which counted on all of it: its blocks go when that has ended, and are worth what arrived.
       request.computedTokens = 0;
@@ -263,10 +321,7 @@ export class Incoming {
         if (withStep) this.counts.loadedTokens += request.loadedTokens;
       }
     } else {
-      request.computedTokens = 0;
-      request.offeredBlocks = 0;
-      request.engineHitTokens = 0;
-      request.holdsBlocks = false;
+      this.#forgetBlocks(request);
     }
     if (!end || end.loaded < end.wanted) {
       // A table that was laid out for a longer prefix says nothing against a shorter one: that is tried, once.
@@ -278,6 +333,44 @@ export class Incoming {
     this.expect(request, 0);
     if (withStep) return; // it goes on in the next step
     this.#waiting.add(request);
+    this.#options.wake();
+  }
+
+  /** Its table is gone, or the connector's. */
+  #forgetBlocks(request: EngineRequest): void {
+    request.computedTokens = 0;
+    request.offeredBlocks = 0;
+    request.engineHitTokens = 0;
+    request.holdsBlocks = false;
+  }
+
+  /** `end` undefined: the connector has broken its own deadline. */
+  #headLoadEnded(request: EngineRequest, head: Head, end: LoadEnd | undefined): void {
+    request.loadUs += this.#options.clock.nowUs();
+    if (!end) {
+      this.counts.shortLoads++;
+      request.head = undefined;
+      request.mayLoad = false;
+      this.#forgetBlocks(request);
+      this.#running.remove(request);
+      request.state = 'waiting';
+      this.expect(request, 0);
+      this.#waiting.add(request);
+      this.#options.wake();
+      return;
+    }
+    head.loaded(end.loaded * this.#kv.blockTokens);
+    if (request.state === 'finished') return; // a step uses its blocks still, and lets them go
+    if (end.first) {
+      const left = Math.max(0, request.promptTokens - request.engineHitTokens);
+      request.loadedByTier = end.byTier;
+      request.loadedTokens = Math.min(end.loaded * this.#kv.blockTokens, left);
+      this.counts.loadedTokens += request.loadedTokens;
+    }
+    if (end.loaded < end.wanted) this.counts.shortLoads++;
+    this.#load.loaded(end.byTier, end.elapsedUs / 1e6);
+    if (!request.executing) this.passOver(request);
+    this.#load.settle(request);
     this.#options.wake();
   }
 

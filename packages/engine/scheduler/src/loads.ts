@@ -132,7 +132,7 @@ export class Loads {
       const loaded = Math.min(Math.max(result.loaded, 0), count);
       this.#end(id, { ...result, loaded, wanted: count, firstBlock, first });
     };
-    const onArrived = awaited ? undefined : this.#options.onArrived;
+    const onArrived = awaited || request.head ? undefined : this.#options.onArrived;
     const offer = (arrived: ArrivedLoad): boolean => {
       if (!load.request || !onArrived?.()) return false;
       load.arrived = arrived;
@@ -201,9 +201,17 @@ export class Loads {
   }
 
   #expire(id: string): void {
-    const load = this.#loads.get(id);
-    const request = load?.request;
-    if (!load || !request) return;
+    const request = this.#loads.get(id)?.request;
+    if (!request) return;
+    // A step that computes the head of this hit writes to the table: it is left when that is over.
+    if (request.head && request.executing) request.head.isOverdue = true;
+    else this.giveUp(request);
+  }
+
+  /** Its deadline has passed. */
+  giveUp(request: EngineRequest): void {
+    const load = this.#of(request);
+    const { id } = request;
     load.request = undefined;
     this.#declined(load);
     this.#expiredCount++;

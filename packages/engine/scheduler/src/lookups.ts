@@ -14,6 +14,15 @@ export interface LookupsOptions {
   readonly wake: () => void;
 }
 
+/** What should come from the tier. */
+export interface ToLoad {
+  /** Blocks before those that are loaded, to be computed meanwhile. */
+  readonly head: number;
+  readonly blocks: number;
+}
+
+const nothing: ToLoad = { head: 0, blocks: 0 };
+
 export class Lookups {
   readonly #options: LookupsOptions;
   #expiredCount = 0;
@@ -27,18 +36,19 @@ export class Lookups {
     return this.#expiredCount;
   }
 
-  /** Of the chain's blocks `localBlocks`..`end`-1, how many should come from the tier. */
-  blocksToLoad(request: EngineRequest, localBlocks: number, end: number): number | 'pending' {
+  /** Of the chain's blocks `localBlocks`..`end`-1, which should come from the tier. `isIdle`: nothing else is computed here. */
+  blocksToLoad(request: EngineRequest, localBlocks: number, end: number, isIdle: boolean): ToLoad | 'pending' {
     const { connector, clock, deadlineMs, wake } = this.#options;
     const missing = end - localBlocks;
-    if (!request.mayLoad || missing <= 0 || !connector.attached) return 0;
+    if (!request.mayLoad || missing <= 0 || !connector.attached) return nothing;
     const { packed, blockCount } = request.hashes;
     const hashes = packed.subarray(0, (packed.length / blockCount) * end);
-    const match = connector.match(request.id, hashes, localBlocks);
+    const match = connector.match(request.id, hashes, localBlocks, isIdle);
     if (match.state === 'known') {
       request.cancelMatchDeadline?.();
       request.cancelMatchDeadline = undefined;
-      return Math.min(match.blocks, missing);
+      const head = Math.min(match.head ?? 0, missing);
+      return { head, blocks: Math.min(match.blocks, missing - head) };
     }
     request.cancelMatchDeadline ??= clock.after(deadlineMs, () => {
       request.cancelMatchDeadline = undefined;

@@ -7,6 +7,9 @@
  *      │               │    │        finished is reached from every state (abort, failure)
  *      └────done───────┴────┘ preempt
  *
+ * Of a request that computes the head of a hit ('running', `head`) the rest is being loaded: it is never preempted, for it began when nobody
+ * else was there, and has room for all of its prompt.
+ *
  * Invariant: blocks are held in 'running', in 'loading', in 'waiting' after a load and in 'storing' until all are offered
  * (`holdsBlocks`), and in 'finished' only while a step or a load still uses them (`executing`, or an entry of `Loads`).
  */
@@ -14,6 +17,7 @@ import type { ChainHasher } from '@kvtier/identity';
 import type { PrefixCacheRequest, RequestDescription } from '@kvtier/prefix-cache';
 import { AwaitedPrompt } from './awaited-prompt.ts';
 import { CheckedHashes } from './checked-hashes.ts';
+import type { Head } from './head.ts';
 import { PrefillOnly } from './prefill-only.ts';
 import type { GenerateRequest, OnOutput } from './types.ts';
 
@@ -49,6 +53,8 @@ export class EngineRequest implements PrefixCacheRequest {
   holdsBlocks = false;
   /** In the step that runs now. */
   executing = false;
+  /** Of a hit that is computed from the front while the rest is loaded; undefined once the request has passed over that. */
+  head: Head | undefined;
   /** Blocks before this one came from the tier or have been offered to it. */
   offeredBlocks = 0;
   /** false once the tier has let this request down: it is not asked again. */
@@ -135,6 +141,11 @@ export class EngineRequest implements PrefixCacheRequest {
 
   get running(): boolean {
     return this.state === 'running';
+  }
+
+  /** Tokens that its steps may compute now. */
+  get openTokens(): number {
+    return this.head?.endTokens ?? this.#tokenCount;
   }
 
   /** Tokens first..end-1: a view. */

@@ -10,6 +10,8 @@
  *   4. a request whose load lies in the arena, when nobody else is there: its first step imports it;
  *   5. waiting requests, oldest first. One whose tier has not answered yet is passed over, one that does not fit ends the
  *      pass. One whose next blocks are in the tier gets blocks and leaves for `Loads`.
+ * One that is alone, and whose next blocks come about as fast as they are computed, computes the first of them while the others are
+ * loaded (head.ts), and passes over these.
  * One whose next blocks another worker computes (awaited-prompt.ts) leaves with room for its whole prompt as soon as there is some, and
  * is in no step until they have come.
  * When blocks run out in 1 or 3, the request that arrived last gives up its own and is computed anew later; one that waits for
@@ -80,7 +82,7 @@ export class Scheduler {
     const { waiting, running, exports, load } = this;
     this.#room = new Room({ kv, waiting, running, exports, loads: () => this.incoming.loads });
     const onArrived = (): boolean => this.#arrived();
-    this.incoming = new Incoming({ options, waiting, room: this.#room, load, onArrived });
+    this.incoming = new Incoming({ options, waiting, running, room: this.#room, load, onArrived });
   }
 
   /** A new request: its lookup in the tier begins at once, while the current step runs. */
@@ -107,7 +109,9 @@ export class Scheduler {
     if (state !== 'finished') this.#options.connector.forget(request.id);
     request.cancelMatchDeadline?.();
     if (state === 'loading') this.incoming.loads.abandon(request);
-    else if (!request.executing && request.holdsBlocks) {
+    else if (request.executing || !request.holdsBlocks) return;
+    else if (request.head?.isLoading) this.incoming.leaveLoad(request);
+    else {
       const before = this.#kv.freeBlockCount;
       this.#room.release(request);
       this.load.freed(this.#kv.freeBlockCount - before);
@@ -148,6 +152,11 @@ export class Scheduler {
     this.load.settle(request);
     this.#kv.cacheBlocks(request, request.computedTokens);
     if (request.state !== 'running') return;
+    if (request.head?.isOverdue && request.head.isLoading) {
+      this.incoming.loads.giveUp(request);
+      return;
+    }
+    this.incoming.passOver(request);
     if (request.prefillOnly && request.computedTokens >= request.tokenCount) {
       this.running.remove(request);
       request.state = 'storing';
@@ -176,8 +185,9 @@ export class Scheduler {
 
   #continue(request: EngineRequest): void {
     this.#shorten(request);
-    const count = Math.min(request.tokenCount - request.computedTokens, this.#budget);
-    if (!request.running || count === 0) return; // preempted a moment ago, or nothing left of the budget
+    const count = Math.min(request.openTokens - request.computedTokens, this.#budget);
+    // Preempted a moment ago, or nothing left of the budget, or its head is computed and the rest not loaded yet.
+    if (!request.running || count === 0) return;
     while (!this.#kv.allocateSlots(request, count, asItGoes)) {
       if (this.#storing.giveRoom()) continue;
       const victim = this.#room.latestHolder();
@@ -261,6 +271,10 @@ export class Scheduler {
       computed = kv.getComputedBlocks(request);
       this.incoming.expect(request, computed.tokens);
       const departure = this.incoming.depart(request, computed, reserved);
+      if (departure === 'head') {
+        this.#begin(request, Math.min(request.openTokens - request.computedTokens, this.#budget));
+        return 'admitted';
+      }
       if (departure !== undefined) return departure;
     }
     this.#shorten(request);
@@ -332,6 +346,7 @@ export class Scheduler {
 
   /** Back to the queue, at its old place, with nothing computed; its blocks can be hit again until they are reused. */
   #preempt(request: EngineRequest): void {
+    invariant(!request.head, () => `request ${request.id}: preempted while a hit comes from both ends`);
     const place = this.#batch.findIndex((share) => share.request === request);
     if (place >= 0) this.#budget += this.#batch.splice(place, 1)[0]!.count;
     this.#room.release(request);

@@ -136,6 +136,8 @@ export interface EngineStats {
   readonly shortLoads: number;
   /** Loads that a step imported, layer by layer. */
   readonly layeredLoads: number;
+  /** Loads beside which the head of the hit was computed. */
+  readonly headLoads: number;
   readonly expiredMatches: number;
   readonly expiredLoads: number;
   readonly exportedBlocks: number;

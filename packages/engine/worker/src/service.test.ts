@@ -81,6 +81,7 @@ const stats: EngineStats = {
   loads: 0,
   shortLoads: 0,
   layeredLoads: 0,
+  headLoads: 0,
   expiredMatches: 0,
   expiredLoads: 0,
   exportedBlocks: 0,

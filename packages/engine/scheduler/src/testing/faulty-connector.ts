@@ -14,6 +14,8 @@ export interface Faults {
   readonly silentMatch?: () => boolean;
   /** A match that claims more than the tier holds. */
   readonly lyingMatch?: () => boolean;
+  /** How many of the blocks of a hit to compute while the others come, where that may be; default none. */
+  readonly head?: (blocks: number) => number;
   /** How many of the blocks of a load to bring; default all that are there. */
   readonly shorten?: (blocks: number) => number;
   /** A load that calls back only after everything else, long after the engine's own deadline. */
@@ -99,7 +101,7 @@ export class FaultyConnector implements Connector {
     awaiting.check();
   }
 
-  match(requestId: string, hashes: Buffer, localBlocks: number): Match {
+  match(requestId: string, hashes: Buffer, localBlocks: number, isIdle = false): Match {
     const { later, wake, faults } = this.#options;
     let match = this.#matches.get(requestId);
     if (!match) {
@@ -115,7 +117,9 @@ export class FaultyConnector implements Connector {
       }
     }
     if (match.known === undefined) return { state: 'pending' };
-    return { state: 'known', blocks: Math.max(match.known - localBlocks, 0) };
+    const blocks = Math.max(match.known - localBlocks, 0);
+    const head = isIdle && blocks > 0 ? (faults?.head?.(blocks) ?? 0) : 0;
+    return { state: 'known', blocks: blocks - head, head };
   }
 
   load(
