@@ -115,7 +115,7 @@ export function arenaBudget(asked: number | null, freeBytes = freeBytesOf(arenaD
       throw new KvError(
         'CONFIG',
         `--arena-bytes: ${formatBytes(asked)} is more than ${arenaDir} has free (${formatBytes(freeBytes)}); ` +
-          `ask for less, or enlarge it: mount -o remount,size=2G ${arenaDir} (docker run --shm-size=2g)`,
+          `ask for less, or ${enlarged(asked, freeBytes)}`,
       );
     }
     return { bytes: asked };
@@ -126,10 +126,18 @@ export function arenaBudget(asked: number | null, freeBytes = freeBytesOf(arenaD
     throw new KvError(
       'CONFIG',
       `${arenaDir}: only ${formatBytes(freeBytes)} free, the arena needs ${formatBytes(minArenaBytes)}; ` +
-        `enlarge it: mount -o remount,size=2G ${arenaDir} (docker run --shm-size=2g)`,
+        enlarged(defaultArenaBytes, freeBytes),
     );
   }
   return { bytes: fits, remark: `arena of ${formatBytes(fits)}: ${arenaDir} has only ${formatBytes(freeBytes)} free` };
+}
+
+/** How a person makes room for an arena of so many bytes: whole GiB, beside what lies there already. */
+function enlarged(bytes: number, freeBytes: number): string {
+  const { blocks, bsize } = statfsSync(arenaDir);
+  const usedBytes = Math.max(0, blocks * bsize - freeBytes);
+  const gib = Math.ceil((bytes + usedBytes) / 2 ** 30);
+  return `enlarge it: mount -o remount,size=${gib}G ${arenaDir} (docker run --shm-size=${gib}g)`;
 }
 
 /**

@@ -212,9 +212,9 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const open = async (): Promise<OpenApiServer> => {
     try {
       const operationsUrl = options.operations
-        ? await operations!.listen(options.operations.host, options.operations.port)
+        ? await operations!.listen(options.operations.host, options.operations.port, 'operations.port')
         : undefined;
-      const url = await server.listen(options.host, options.port);
+      const url = await server.listen(options.host, options.port, '--port or port');
       const served = serve();
       served.catch(() => {}); // whoever opens it may have others to open first
       return { url, operationsUrl, reader: new PromptReader({ models, engines, text }), served, close: () => close() };

@@ -42,8 +42,8 @@ export interface HttpAppOptions {
 
 export interface HttpApp {
   readonly app: FastifyInstance;
-  /** @throws KvError LOCKED (port taken), SETUP (port not permitted) */
-  listen(host: string, port: number): Promise<string>;
+  /** `by`: what names its port, for a person. @throws KvError LOCKED (port taken), SETUP (port not permitted) */
+  listen(host: string, port: number, by: string): Promise<string>;
   /** Takes no new request; running ones have until then, and are cut. With `abortAll`, which is called then, a second later. */
   close(graceMs: number, abortAll?: () => void): Promise<void>;
 }
@@ -71,7 +71,7 @@ export function createHttpApp(options: HttpAppOptions): HttpApp {
   const idle = new IdleConnections(app.server);
   return {
     app,
-    listen: (host, port) => listen(app, host, port, tls ? 'https' : 'http', logger),
+    listen: (host, port, by) => listen(app, host, port, by, tls ? 'https' : 'http', logger),
     close: async (graceMs, abortAll) => {
       const closed = app.close(); // takes no new request, waits for the running ones
       const grace = setTimeout(() => abortAll?.(), graceMs);
@@ -90,6 +90,7 @@ async function listen(
   app: FastifyInstance,
   host: string,
   port: number,
+  by: string,
   scheme: string,
   logger: Logger,
 ): Promise<string> {
@@ -99,7 +100,7 @@ async function listen(
     tellUnaccepted(app.server, (fields, message) => logger.warn(fields, message));
     return url.replace(/^http:/, `${scheme}:`);
   } catch (error) {
-    throw listenFailure(error, `${host}:${port}`, ' with --port');
+    throw listenFailure(error, `${host}:${port}`, ` with ${by}`);
   }
 }
 

@@ -20,6 +20,8 @@ const busyBackoffMs = 500;
 const maxTries = 6;
 /** A bucket lists 1000 keys at a time, and there are at most a million packs; beyond this something else lives under our prefix. */
 const maxPages = 2_000;
+/** Where the SDK has found no credentials at all. */
+const keysRemedy = '; give a credentialsFile, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role of the machine';
 
 export interface ListedPage {
   readonly objects: readonly ListedObject[];
@@ -362,10 +364,11 @@ function judged(error: unknown, what: string): { failure: KvError; mayPass: bool
   const s3Code = error instanceof StatusError ? error.s3Code : (sdkError.Code ?? sdkError.name);
   const message =
     status === undefined ? `${s3Code} ${sdkError.message}`.replaceAll(/\s+/g, ' ').trim() : `HTTP ${status} ${s3Code}`;
+  const hasNoKeys = status === undefined && sdkError.name === 'CredentialsProviderError';
   const mayPass =
     status === undefined
-      ? sdkError.name !== 'CredentialsProviderError'
+      ? !hasNoKeys
       : status >= 500 || [408, 409, 429].includes(status) || s3Code === 'RequestTimeTooSkewed'; // its answer has the time
-  const failure = new KvError('IO', `s3: ${what}: ${message}`, { retry: mayPass });
+  const failure = new KvError('IO', `s3: ${what}: ${message}${hasNoKeys ? keysRemedy : ''}`, { retry: mayPass });
   return { failure, mayPass, isBusy: status === 503 || status === 429 };
 }
