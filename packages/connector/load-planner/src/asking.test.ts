@@ -12,6 +12,10 @@ it('asks until it knows better, then where peers may be faster than computing', 
   expect(asking.isWorth(30, 14_000, 100)).toBe(true);
   expect(asking.isWorth(30, 4_000, 100, true)).toBe(false); // some of 18 ms could be computed meanwhile, but not much
   expect(asking.isWorth(30, 5_000, 100, true)).toBe(true);
+  asking.paidNot();
+  expect(asking.isWorth(30, 5_000, 100, true)).toBe(false);
+  asking.paid();
+  expect(asking.isWorth(30, 5_000, 100, true)).toBe(true);
   asking.told(100);
   expect(asking.isWorth(30, 9_000, 100)).toBe(true);
 });

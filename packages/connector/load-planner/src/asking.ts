@@ -13,6 +13,8 @@ const againMs = { first: 1_000, most: 60_000 };
 export class Asking {
   /** Per block, as it was last expected; 0: nobody has said anything. */
   #us = 0;
+  /** What was asked for while nothing else was computed was worth it, the last time. */
+  #headPays = true;
   #askedAtMs = Number.NEGATIVE_INFINITY;
   #againMs = againMs.first;
 
@@ -24,11 +26,17 @@ export class Asking {
   /** Such blocks were worth loading. */
   paid(): void {
     this.#againMs = againMs.first;
+    this.#headPays = true;
+  }
+
+  /** They were not, and not even for a part of them beside the steps that compute the others. */
+  paidNot(): void {
+    this.#headPays = false;
   }
 
   /** To compute the blocks that would be asked for takes `computeUs`. True: they are asked for now. */
   isWorth(blocks: number, computeUs: number, nowMs: number, isIdle = false): boolean {
-    if (blocks * this.#us * (isIdle ? clearlySlowerIdle : clearlySlower) < computeUs) return true;
+    if (blocks * this.#us * (isIdle && this.#headPays ? clearlySlowerIdle : clearlySlower) < computeUs) return true;
     if (nowMs - this.#askedAtMs < this.#againMs) return false;
     this.#askedAtMs = nowMs;
     this.#againMs = Math.min(againMs.most, 2 * this.#againMs);

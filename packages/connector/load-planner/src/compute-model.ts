@@ -18,7 +18,7 @@ import { FadingLine, type Line, lineOf } from './fading-line.ts';
 import { FadingRate } from './fading-rate.ts';
 
 /** A step of fewer tokens says only what a step costs by itself. */
-const leastTokens = 64;
+export const leastTokens = 64;
 /** Of what is remembered at each new step. */
 const keep = 0.93;
 const keepOwn = 0.9;

@@ -6,6 +6,8 @@
  */
 const halfLifeMs = 10_000;
 const minCorrection = 0.5;
+/** Loads beside steps are shared out between tier and executor by what they take: that is believed however little it is. */
+const minBeside = 1 / 16;
 const maxCorrection = 32;
 /** Sets of tiers; there are never many. */
 const maxSets = 32;
@@ -14,6 +16,9 @@ interface Experience {
   usPerBlock: number;
   atMs: number;
 }
+
+/** Experience with loads from tiers beside which the head of the hit is computed. */
+export const besideSteps = (tiers: string): string => `${tiers} beside steps`;
 
 export class Experiences {
   readonly #byTiers = new Map<string, Experience>();
@@ -30,11 +35,25 @@ export class Experiences {
     known.atMs = nowMs;
   }
 
-  /** By what to multiply the node's estimate of `usPerBlock`. */
-  correction(tiers: string, usPerBlock: number, nowMs: number): number {
+  /** By what to multiply the node's estimate of `usPerBlock`; never by less than `least`. */
+  correction(tiers: string, usPerBlock: number, nowMs: number, least = minCorrection): number {
     const known = this.#byTiers.get(tiers);
     if (known === undefined || !(usPerBlock > 0)) return 1;
-    const truth = Math.min(maxCorrection, Math.max(minCorrection, known.usPerBlock / usPerBlock));
+    const truth = Math.min(maxCorrection, Math.max(least, known.usPerBlock / usPerBlock));
     return 1 + (truth - 1) * 0.5 ** (Math.max(0, nowMs - known.atMs) / halfLifeMs);
+  }
+
+  /**
+   * What a block of these tiers takes where the node says `saidUs`, and what it takes beside steps. Alone it takes no longer than that:
+   * whichever was seen last bounds the other one, so that who loads all one way sees that a tier has become faster, or slower.
+   */
+  timesOf(tiers: string, saidUs: number, nowMs: number): { readonly aloneUs: number; readonly besideUs: number } {
+    const aloneUs = saidUs * this.correction(tiers, saidUs, nowMs);
+    const beside = this.#byTiers.get(besideSteps(tiers));
+    if (beside === undefined) return { aloneUs, besideUs: aloneUs };
+    const besideUs = saidUs * this.correction(besideSteps(tiers), saidUs, nowMs, minBeside);
+    const aloneMs = this.#byTiers.get(tiers)?.atMs ?? Number.NEGATIVE_INFINITY;
+    if (beside.atMs < aloneMs) return { aloneUs, besideUs: Math.max(aloneUs, besideUs) };
+    return { aloneUs: Math.min(aloneUs, besideUs), besideUs };
   }
 }

@@ -19,8 +19,8 @@
  */
 import { Asking } from './asking.ts';
 import { BothEnds } from './both-ends.ts';
-import { ComputeModel } from './compute-model.ts';
-import { Experiences } from './experience.ts';
+import { ComputeModel, leastTokens } from './compute-model.ts';
+import { besideSteps, Experiences } from './experience.ts';
 import { FadingRate } from './fading-rate.ts';
 import { type Hit, type LoadChoice, nothingAway, type Plan, type Span } from './plan.ts';
 import { Probes } from './probes.ts';
@@ -50,14 +50,14 @@ const lastCopied = 4;
 const abreastOf = (blocks: number): number => Math.max(leastAbreast, blocks * abreastShare);
 /** Experience with models of several attention groups, whose blocks come from tiers of each. */
 const severalGroups = 'groups';
-/** Experience with loads from tiers beside which the head of the hit is computed. */
-const besideSteps = (tiers: string): string => `${tiers} beside steps`;
 /** A deadline shorter than this only cuts loads because of a hiccup of the machine. */
 const minDeadlineMs = 250;
 /** A lookup may cost this share of the time to compute what it asks for, within bounds. */
 const lookupShare = 0.2;
 const minLookupMs = 100;
 const maxLookupMs = 500;
+
+type EndTime = 'besideUs' | 'copyUs' | 'first' | 'held' | 'nowMs';
 
 export class LoadPlanner {
   readonly #blockTokens: number;
@@ -88,11 +88,16 @@ export class LoadPlanner {
     this.#compute.observe(tokens, positions, elapsedUs);
   }
 
-  /** The same of the head of a hit, while the rest was loaded: how long such a step takes without that, it does not tell. */
+  /**
+   * The same of the head of a hit, while the rest was loaded. How long such a step takes without that, it does not tell, but that it takes
+   * no longer: an engine that has become faster is seen by it.
+   */
   observeHead(tokens: number, positions: number, elapsedUs: number, nowMs: number): void {
-    if (!(tokens > 0) || !(positions > 0) || !(elapsedUs >= 0)) return;
+    if (!(tokens >= leastTokens) || !(positions > 0) || !(elapsedUs >= 0)) return;
     const from = Math.max(0, positions / tokens - (tokens + 1) / 2);
-    this.#bothEnds.observeStep(this.#compute.us(from, from + tokens) ?? 0, elapsedUs, nowMs);
+    const thoughtUs = this.#compute.us(from, from + tokens) ?? 0;
+    this.#bothEnds.observeStep(thoughtUs, elapsedUs, nowMs);
+    if (elapsedUs < thoughtUs) this.#compute.observe(tokens, positions, elapsedUs);
   }
 
   /** Blocks that were copied arena → KV cache, and the time that it took. */
@@ -141,7 +146,7 @@ export class LoadPlanner {
     const away = awaySpans.reduce((sum, span) => sum + span.count, 0);
     const tiers = [...new Set(awaySpans.map(({ tier }) => tier))].sort().join();
     const saidUs = away === 0 ? 0 : Math.max(0, hit.estimatedUs) / away;
-    const bringUs = saidUs * this.#experiences.correction(tiers, saidUs, nowMs);
+    const { aloneUs: bringUs, besideUs } = this.#experiences.timesOf(tiers, saidUs, nowMs);
     const copyUs = this.#copy.usPerUnit ?? 0;
     const isMeasured = this.computeUs(1) !== undefined;
     let best: Plan = { head: 0, blocks: 0, loadUs: 0, computeUs: this.computeUs(held, first) ?? 0, away: nothingAway };
@@ -174,8 +179,12 @@ export class LoadPlanner {
       }
       if (fits < span.count) break;
     }
-    const ends = isIdle ? this.#endsOf(hit, tiers, best, { bringUs, copyUs, first, held, nowMs }) : undefined;
-    if (tiers === peerTier && (ends ?? best).away.blocks > 0) this.#asking.paid();
+    const times = { besideUs, copyUs, first, held, nowMs };
+    const ends = isIdle ? this.#endsOf(hit, tiers, best, times) : undefined;
+    if (tiers === peerTier) {
+      if ((ends ?? best).away.blocks > 0) this.#asking.paid();
+      else if (isIdle) this.#asking.paidNot();
+    }
     if (ends) return ends;
     const isWhole = best.blocks === held && best.away.blocks > 0;
     const plan = isWhole && !this.#always ? this.#probes.next(best, first, nowMs) : best;
@@ -183,25 +192,14 @@ export class LoadPlanner {
   }
 
   /** The plan that computes the head of a hit and loads the rest meanwhile; undefined: `best` is as good. */
-  #endsOf(
-    { spans }: Hit,
-    tiers: string,
-    best: Plan,
-    {
-      bringUs,
-      copyUs,
-      first,
-      held,
-      nowMs,
-    }: Readonly<Record<'bringUs' | 'copyUs' | 'first' | 'held' | 'nowMs', number>>,
-  ): Plan | undefined {
+  #endsOf({ spans }: Hit, tiers: string, best: Plan, times: Readonly<Record<EndTime, number>>): Plan | undefined {
+    const { besideUs, copyUs, first, held, nowMs } = times;
     if (this.#always || this.#compute.steps === 0 || tiers === '') return undefined;
-    const beside = besideSteps(tiers);
     const restUs = this.#restUs(0, first + held) ?? 0;
     const costs = {
       roundTripUs: this.#roundTrip.usPerUnit ?? 0,
       copyUs,
-      awayUs: Math.max(bringUs * this.#experiences.correction(beside, bringUs, nowMs), copyUs),
+      awayUs: Math.max(besideUs, copyUs),
       lastCopied,
       computeUs: (blocks: number) => this.computeUs(blocks, first) ?? 0,
       restUs,
@@ -212,7 +210,7 @@ export class LoadPlanner {
     if (ends === undefined) return undefined;
     const { head, headUs, loadUs, away } = ends;
     const computeUs = Math.max(0, headUs - loadUs) + restUs;
-    return { head, blocks: held - head, loadUs, computeUs, away: { tiers: beside, ...away } };
+    return { head, blocks: held - head, loadUs, computeUs, away: { tiers: besideSteps(tiers), ...away } };
   }
 
   /** The best of some prefixes, shortest first; what the longest one has and a shorter one not is computed. */
@@ -248,11 +246,9 @@ export class LoadPlanner {
 
   /**
    * Whether a load of `blocks` blocks from block `first` of the chain should go on: `ready` of them are there after `elapsedMs`, and the
-   * rest would come no sooner than it is computed. False: it is given up, and what came is used. `head`: so many blocks before them are
-   * computed meanwhile, and until then nothing waits for the load.
+   * rest would come no sooner than it is computed. False: it is given up, and what came is used.
    */
-  isWorthWaiting(ready: number, blocks: number, first: number, elapsedMs: number, head = 0): boolean {
-    if (head > 0 && elapsedMs < (this.computeUs(head, first - head) ?? 0) / 1_000) return true;
+  isWorthWaiting(ready: number, blocks: number, first: number, elapsedMs: number): boolean {
     const wholeUs = this.computeUs(blocks, first);
     if (wholeUs === undefined || this.#compute.steps === 0) return true;
     if (elapsedMs < Math.max(judgeMs, (wholeUs / 1_000) * judgeShare)) return true;

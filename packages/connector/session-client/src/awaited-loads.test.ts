@@ -164,7 +164,7 @@ describe('several attention groups', () => {
   const full = Number.POSITIVE_INFINITY;
   /** Eight blocks; the window of the second group begins at the seventh. */
   const parts = partsOf(Int32Array.of(...ids(1, 8), ...[0, 0, 0, 0, 0, 0], 9, 10, ...ids(11, 8)), 3);
-  const outcome = (loaded: number, reason = '') => ({ loaded, reason, tiers: [], withStep: false });
+  const outcome = (loaded: number, reason = '') => ({ loaded, reason, tiers: [], withStep: false, isGivenUp: false });
   const begin = () => {
     const groups = new AwaitedGroups([full, 2, full], 8);
     const limits: number[][] = [[], [], []];

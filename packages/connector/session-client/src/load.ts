@@ -55,6 +55,8 @@ export interface LoadOutcome {
   readonly tiers: readonly string[];
   /** A step imported them: how long that took says nothing about the copy. */
   readonly withStep: boolean;
+  /** Its judge would not go on. */
+  readonly isGivenUp: boolean;
   /** Why it came short; '' when it did not. */
   readonly reason: string;
 }
@@ -96,6 +98,7 @@ export class LoadRun {
   #cancelStall = (): void => {};
   /** As soon as so many blocks are announced, nothing more is waited for. */
   #limit: number;
+  #isGivenUp = false;
   #reason = '';
 
   /** @param hashes of the blocks to load, packed; `onEnd` is never called from in here */
@@ -204,7 +207,9 @@ export class LoadRun {
   #judge(): void {
     const { judge, timers } = this.#context;
     if (judge === undefined || this.#closed || this.#ready === this.#blockIds.length) return;
-    if (!judge.goOn(this.#ready, timers.nowMs() - this.#beganMs)) this.#close('slower than computing');
+    if (judge.goOn(this.#ready, timers.nowMs() - this.#beganMs)) return;
+    this.#isGivenUp = true;
+    this.#close('slower than computing');
   }
 
   #pump(): void {
@@ -317,7 +322,13 @@ export class LoadRun {
     const gap = this.#verified.indexOf(0);
     const loaded = gap < 0 ? this.#verified.length : gap;
     const reason = loaded < this.#verified.length ? this.#reason : '';
-    this.#onEnd({ loaded, tiers: this.#tiers.slice(0, loaded), withStep: this.#withStep, reason });
+    this.#onEnd({
+      loaded,
+      tiers: this.#tiers.slice(0, loaded),
+      withStep: this.#withStep,
+      isGivenUp: this.#isGivenUp,
+      reason,
+    });
     // When what the blocks were waited for has begun, or was told: nobody waits for this.
     setImmediate(() => this.#release());
   }

@@ -198,6 +198,28 @@ it('a load that falls behind computing is given up; what had come is used', asyn
   await until(() => rig.node.leases.size === 0, 'the release');
 });
 
+it('beside a head nobody waits for the load: it is judged when that is computed, and what it took moves the next one', async () => {
+  rig = new ConnectorRig({ loadDeadlineMs: 60_000 });
+  await rig.attach();
+  for (let i = 0; i < 40; i++) rig.node.seed(hashOf(1, i));
+  rig.node.spans = () => [{ tier: 'peer', count: 40 }];
+  rig.node.estimatedUs = 40_000; // as long as computing them takes
+  rig.node.comes = 3;
+  rig.connector.observePrefill(400, 80_200, 100_000);
+  const planned = async (id: string): Promise<{ blocks: number; head?: number }> => {
+    await rig.matched(id, chainOf(1, 40), 0);
+    return rig.connector.match(id, chainOf(1, 40), 0, true) as { blocks: number; head?: number };
+  };
+  const { blocks, head = 0 } = await planned('r');
+  expect([blocks + head, head > 15 && head < 25]).toEqual([40, true]);
+  let looks = 0;
+  const hasHead = (): boolean => ++looks < 20;
+  const result = await rig.load('r', 1, head, ids(50, blocks), undefined, undefined, hasHead);
+  expect([result.loaded, looks]).toEqual([3, 20]);
+  expect(reasons()).toMatchObject({ 'load: slower than computing': 1 });
+  expect((await planned('next')).head).toBeGreaterThan(head);
+});
+
 it('a block with wrong bytes ends the prefix and is reported', async () => {
   rig = new ConnectorRig();
   await rig.attach();

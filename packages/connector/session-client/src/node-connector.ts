@@ -144,6 +144,7 @@ class CacheNodeConnector implements NodeConnector {
     onDone: (result: LoadResult) => void,
     onArrived?: (load: ArrivedLoad) => boolean,
     awaited?: AwaitedLoad,
+    hasHead?: () => boolean,
   ): void {
     const { executor, hashBytes } = this.#options;
     const blocks = blockIds.length / this.#windows.length;
@@ -175,14 +176,17 @@ class CacheNodeConnector implements NodeConnector {
       const elapsedUs = Math.round((this.#timers.nowMs() - startedAtMs) * 1_000);
       const { loaded, byTier, ends } = together(outcomes, blocks);
       let withStep = false;
+      let isGivenUp = false;
       for (const outcome of outcomes.values()) {
+        isGivenUp ||= outcome.isGivenUp;
         withStep ||= outcome.withStep;
         this.counters.loadedBlocks += outcome.loaded;
         this.counters.loadedBytes += outcome.loaded * executor.kv.blockBytes;
       }
       this.counters.loadUs += elapsedUs;
-      // A load that failed early says nothing about speed, nor does one that a step was part of.
-      if (plan !== undefined && !withStep && (loaded === blocks || elapsedUs > plan.loadUs)) {
+      // A load that failed early says nothing about speed, nor does one that a step was part of; one that was given up as too slow does.
+      const saysSpeed = loaded === blocks || isGivenUp || elapsedUs > (plan?.loadUs ?? 0);
+      if (plan !== undefined && !withStep && saysSpeed) {
         this.#planner.observeLoad(plan, loaded, elapsedUs, this.#timers.nowMs());
       }
       const chainEnds = this.#windows.map((_, group) => {
@@ -198,7 +202,8 @@ class CacheNodeConnector implements NodeConnector {
         ? undefined
         : {
             afterMs: this.#planner.judgeAfterMs(blocks, firstBlock),
-            goOn: (ready, elapsedMs) => this.#planner.isWorthWaiting(ready, blocks, firstBlock, elapsedMs, head),
+            goOn: (ready, elapsedMs) =>
+              hasHead?.() || this.#planner.isWorthWaiting(ready, blocks, firstBlock, elapsedMs),
             began: (elapsedMs) => {
               if (plan.away.blocks === blocks) this.#planner.observeStart(elapsedMs * 1_000);
             },

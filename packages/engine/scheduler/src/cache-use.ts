@@ -22,8 +22,8 @@ export function cacheUseOf(request: EngineRequest, blockTokens: number, nowUs: n
     cachedTokens,
     tokensByTier,
     queueUs: Math.max(0, Math.round(startedUs - request.submittedUs - request.loadUs - handOffUs)),
-    loadUs: Math.round(request.loadUs),
-    prefillUs: Math.round(nowUs - startedUs),
+    loadUs: Math.round(request.loadUs + request.headWaitUs),
+    prefillUs: Math.round(nowUs - startedUs - request.headWaitUs),
     ...(handOff && {
       handedTokens: Math.min(handOff.loadedBlocks * blockTokens, cachedTokens - ownTokens),
       handOffUs: Math.round(handOffUs),

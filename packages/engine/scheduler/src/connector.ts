@@ -87,7 +87,8 @@ export interface Connector {
    * `onDone` is called exactly once, never from inside this call, at the latest shortly after the deadline; the block
    * ids belong to the connector until then. `onArrived`, of a model of one attention group: all of it lies in the arena; true
    * when the caller means to import it with a step, and decides at once when the next one is put together.
-   * `awaited`: it is not weighed against computing, and ends by its own deadlines, or by `endLoad`.
+   * `awaited`: it is not weighed against computing, and ends by its own deadlines, or by `endLoad`. `hasHead`: blocks before these are
+   * computed still, and nobody waits for the load.
    */
   load(
     requestId: string,
@@ -97,6 +98,7 @@ export interface Connector {
     onDone: (result: LoadResult) => void,
     onArrived?: (load: ArrivedLoad) => boolean,
     awaited?: AwaitedLoad,
+    hasHead?: () => boolean,
   ): void;
   /**
    * The request's awaited load ends as soon as its first `blocks` blocks are there; 0: now, with what is there. The last word

@@ -316,7 +316,9 @@ function aheadOf(request: EngineRequest): number {
   const { state, tokenCount, computedTokens, expectedTokens } = request;
   if (state === 'storing') return 0;
   if (state === 'running') {
-    const left = tokenCount - computedTokens - (request.head?.awaitedTokens ?? 0);
+    // Behind all that comes from both ends the last token is computed at least.
+    if (request.head) return Math.max(1, tokenCount - computedTokens - request.head.awaitedTokens);
+    const left = tokenCount - computedTokens;
     return request.firstOutputDone && left <= 1 ? 0 : left;
   }
   // At least the last token is computed, for its logits.

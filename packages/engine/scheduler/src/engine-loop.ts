@@ -33,6 +33,8 @@ interface RunningStep {
   readonly batch: readonly Share[];
   readonly step: Step;
   readonly begunUs: number;
+  /** It computes the head of a hit, and the rest is being loaded. */
+  readonly ofHead: boolean;
   readonly result: Promise<StepResult | KvError | InvariantError>;
 }
 
@@ -159,10 +161,10 @@ export class EngineLoop {
       if (thrown instanceof InvariantError) return thrown;
       return KvError.from(thrown);
     });
-    return { batch, step, begunUs, result };
+    return { batch, step, begunUs, ofHead: batch.some(({ request }) => request.head?.isLoading), result };
   }
 
-  async #over({ batch, step, begunUs, result: running }: RunningStep): Promise<void> {
+  async #over({ batch, step, begunUs, ofHead, result: running }: RunningStep): Promise<void> {
     const result = await running;
     this.#scheduler.load.over();
     if (result instanceof InvariantError) throw result;
@@ -172,7 +174,7 @@ export class EngineLoop {
     } else if (step.import && !result.imported?.every((good) => good === 1)) {
       for (const { request } of batch) this.#scheduler.discarded(request); // computed anew, from where good blocks end
     } else {
-      this.#executed(batch, step, result, begunUs);
+      this.#executed({ batch, step, begunUs, ofHead }, result);
     }
   }
 
@@ -186,14 +188,13 @@ export class EngineLoop {
     }
   }
 
-  #executed(batch: readonly Share[], step: Step, result: StepResult, begunUs: number): void {
+  #executed({ batch, step, begunUs, ofHead }: Omit<RunningStep, 'result'>, result: StepResult): void {
     const elapsedUs = this.#clock.nowUs() - begunUs;
     const elapsedS = elapsedUs / 1e6;
     let prefillTokens = 0;
     let decodeTokens = 0;
     let decodes = 0;
     let positions = 0;
-    const ofHead = batch.some(({ request }) => request.head);
     batch.forEach((share, i) => {
       const { request, count } = share;
       positions += count * request.computedTokens + (count * (count + 1)) / 2;

@@ -96,10 +96,17 @@ export class Exports {
     return this.#writeDown?.lostBlocks ?? this.#skippedBlocks;
   }
 
-  /** Offer the full blocks of a request that it has not offered yet: its hits too, the tier may have lost them. */
-  offer(request: EngineRequest): void {
+  /**
+   * Offer the full blocks of a request that it has not offered yet: its hits too, the tier may have lost them. `now`: though more of its
+   * prompt is to be computed.
+   */
+  offer(request: EngineRequest, now = false): void {
     if (this.#writeDown && !request.prefillOnly) {
       this.#note(this.#writeDown, request);
+      return;
+    }
+    if (now) {
+      this.#offer(request);
       return;
     }
     const waiting = this.#fullBlocks(request) - request.offeredBlocks;

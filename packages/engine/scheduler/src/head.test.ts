@@ -60,6 +60,20 @@ describe('a head and a load', () => {
     await atRest(rig, { headLoads: 1, expiredLoads: 0 });
   });
 
+  it('leave as many tokens ahead whichever ends first, and offer the tier what it may lack', async () => {
+    const rig = await warmed();
+    const { exportedBlocks } = rig.engine.stats();
+    rig.submit('a', long);
+    const ahead: number[] = [];
+    while (!rig.allEnded()) {
+      await rig.world.advance();
+      ahead.push(rig.engine.load().tokensAhead);
+    }
+    expect([...new Set(ahead)].filter((tokens) => tokens > 3)).toEqual([15, 7]);
+    expect(rig.engine.stats().exportedBlocks - exportedBlocks).toBe(3);
+    await atRest(rig, { headLoads: 1 });
+  });
+
   it.each([0, 1, 6])('of which %i of seven blocks come: computed from there', async (good) => {
     let shorten = 10;
     const rig = await warmed({ shorten: () => shorten });

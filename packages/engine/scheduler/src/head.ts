@@ -11,12 +11,14 @@
 export class Head {
   /** Tokens before the load's first block: no step computes beyond. */
   readonly endTokens: number;
-  /** That the load will bring; 0 when it is over. */
+  /** That the load brings, as far as is known: what need not be computed. */
   awaitedTokens: number;
   /** What it has brought; undefined until it is over. */
   loadedTokens: number | undefined;
   /** The connector has not ended the load in time: the request leaves its blocks to it as soon as no step uses them. */
   isOverdue = false;
+  /** When all of the head was computed and the load was not over yet: what follows is time spent on the load. */
+  waitsSinceUs: number | undefined;
 
   constructor(endTokens: number, awaitedTokens: number) {
     this.endTokens = endTokens;
@@ -30,6 +32,6 @@ export class Head {
   /** The load is over, and brought so much. */
   loaded(tokens: number): void {
     this.loadedTokens = tokens;
-    this.awaitedTokens = 0;
+    this.awaitedTokens = tokens;
   }
 }

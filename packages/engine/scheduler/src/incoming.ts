@@ -203,14 +203,20 @@ export class Incoming {
     request.waitsBehind = undefined;
     const endBlock = computed.tokens / blockTokens + head;
     request.head = new Head(endBlock * blockTokens, blocks * blockTokens);
-    request.loadUs -= this.#options.clock.nowUs(); // until the end is added
     this.counts.loads++;
     this.counts.headLoads++;
     this.loads.start(request, endBlock, blocks);
     return 'head';
   }
 
-  /** Head and load are both over: the request goes on behind what has come. True: it has. */
+  /** All of its head is computed now. */
+  headEnds({ head, computedTokens }: EngineRequest): boolean {
+    if (!head || computedTokens < head.endTokens) return false;
+    if (head.isLoading) head.waitsSinceUs ??= this.#options.clock.nowUs();
+    return true;
+  }
+
+  /** Where head and load are both over, the request goes on behind what has come. */
   passOver(request: EngineRequest): void {
     const { head } = request;
     if (!head || head.loadedTokens === undefined || request.computedTokens < head.endTokens) return;
@@ -322,6 +328,7 @@ export class Incoming {
       }
     } else {
       this.#forgetBlocks(request);
+      request.engineHitTokens = 0;
     }
     if (!end || end.loaded < end.wanted) {
       // A table that was laid out for a longer prefix says nothing against a shorter one: that is tried, once.
@@ -340,17 +347,18 @@ export class Incoming {
   #forgetBlocks(request: EngineRequest): void {
     request.computedTokens = 0;
     request.offeredBlocks = 0;
-    request.engineHitTokens = 0;
     request.holdsBlocks = false;
   }
 
   /** `end` undefined: the connector has broken its own deadline. */
   #headLoadEnded(request: EngineRequest, head: Head, end: LoadEnd | undefined): void {
-    request.loadUs += this.#options.clock.nowUs();
-    if (!end) {
-      this.counts.shortLoads++;
-      request.head = undefined;
+    if (head.waitsSinceUs !== undefined) request.headWaitUs += this.#options.clock.nowUs() - head.waitsSinceUs;
+    if (!end || end.loaded < end.wanted) {
       request.mayLoad = false;
+      this.counts.shortLoads++;
+    }
+    if (!end) {
+      request.head = undefined;
       this.#forgetBlocks(request);
       this.#running.remove(request);
       request.state = 'waiting';
@@ -367,7 +375,6 @@ export class Incoming {
       request.loadedTokens = Math.min(end.loaded * this.#kv.blockTokens, left);
       this.counts.loadedTokens += request.loadedTokens;
     }
-    if (end.loaded < end.wanted) this.counts.shortLoads++;
     this.#load.loaded(end.byTier, end.elapsedUs / 1e6);
     if (!request.executing) this.passOver(request);
     this.#load.settle(request);

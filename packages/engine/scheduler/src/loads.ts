@@ -138,7 +138,9 @@ export class Loads {
       load.arrived = arrived;
       return true;
     };
-    connector.load(id, request.hashes.packed, firstBlock, blockIds, onDone, onArrived && offer, awaited);
+    const { head } = request;
+    const hasHead = head && ((): boolean => request.head === head && request.computedTokens < head.endTokens);
+    connector.load(id, request.hashes.packed, firstBlock, blockIds, onDone, onArrived && offer, awaited, hasHead);
   }
 
   /** A request that waits for another worker: until the chain's first `endBlock` blocks are there, and no longer. */

@@ -69,6 +69,8 @@ export class EngineRequest implements PrefixCacheRequest {
   /** Start of the first step; undefined until then. */
   startedUs: number | undefined;
   loadUs = 0;
+  /** After its first step, when the head of its hit was computed and the rest had not come. */
+  headWaitUs = 0;
   /** Of the prompt, at first admission. */
   engineHitTokens = 0;
   loadedByTier: Readonly<Record<string, number>> = {};

@@ -156,7 +156,11 @@ export class Scheduler {
       this.incoming.loads.giveUp(request);
       return;
     }
-    this.incoming.passOver(request);
+    if (this.incoming.headEnds(request)) {
+      // What is loaded is the tier's already: the head is offered by itself, before that is passed over.
+      this.exports.offer(request, true);
+      this.incoming.passOver(request);
+    }
     if (request.prefillOnly && request.computedTokens >= request.tokenCount) {
       this.running.remove(request);
       request.state = 'storing';

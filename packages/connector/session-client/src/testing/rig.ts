@@ -77,11 +77,13 @@ export class ConnectorRig {
     blockIds: number[],
     onArrived?: (load: ArrivedLoad) => boolean,
     awaited?: AwaitedLoad,
+    hasHead?: () => boolean,
   ): Promise<LoadResult> {
     return new Promise((resolve) => {
       const hashes = chainOf(chain, first + blockIds.length);
       const onDone = this.#once(resolve);
-      this.#within(() => this.connector.load(id, hashes, first, Int32Array.from(blockIds), onDone, onArrived, awaited));
+      const ids = Int32Array.from(blockIds);
+      this.#within(() => this.connector.load(id, hashes, first, ids, onDone, onArrived, awaited, hasHead));
     });
   }
 
