@@ -13,7 +13,6 @@ import base64
 import hashlib
 import io
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -28,6 +27,8 @@ ROOT = (HERE / "../../..").resolve()
 #: Of the entries in what is built: the same sources make the same bytes.
 DATE = (2020, 1, 1, 0, 0, 0)
 DATE_S = 1_577_836_800
+#: By ELF's numbers, as wheels call them.
+MACHINES = {62: "x86_64", 183: "aarch64"}
 DATA_PLANE = ("arena.cc", "arena.h", "block_copy.cc", "block_copy.h", "lock_byte.h", "xxh3.h")
 #: Copies of a GPU's memory: the executor's.
 CUDA = (
@@ -95,9 +96,16 @@ def _is_checkout() -> bool:
 
 
 def _tag(library: bytes) -> str:
-    """The oldest C library that has all that ours asks for."""
+    """The oldest C library that has all that ours asks for, and the machine that it is for, which need not be this one."""
     minor = max(int(version) for version in re.findall(rb"GLIBC_2\.(\d+)", library))
-    return f"py3-none-manylinux_2_{minor}_{platform.machine()}"
+    number = int.from_bytes(library[18:20], "little")
+    if library[:4] != b"\x7fELF" or number not in MACHINES:
+        raise SystemExit(f"kvtier: libkvtier.so is not a library for any of {', '.join(MACHINES.values())}; build it again")
+    return f"py3-none-manylinux_2_{minor}_{MACHINES[number]}"
+
+
+def _license() -> bytes:
+    return (ROOT / "LICENSE" if _is_checkout() else HERE / "LICENSE").read_bytes()
 
 
 def _modules() -> list[Path]:
@@ -114,6 +122,7 @@ def build_wheel(wheel_directory: str, config_settings: object = None, metadata_d
     files: list[tuple[str, bytes]] = [(str(path), (HERE / "src" / path).read_bytes()) for path in _modules()]
     files += [
         (f"{name}/libkvtier.so", library),
+        (f"{info}/LICENSE", _license()),
         (f"{info}/METADATA", _metadata().encode()),
         (f"{info}/WHEEL", about.encode()),
     ]
@@ -134,7 +143,7 @@ def build_wheel(wheel_directory: str, config_settings: object = None, metadata_d
 
 def build_sdist(sdist_directory: str, config_settings: object = None) -> str:
     name, version = _project("name"), _project("version")
-    files: dict[str, bytes] = {"PKG-INFO": _metadata().encode()}
+    files: dict[str, bytes] = {"PKG-INFO": _metadata().encode(), "LICENSE": _license()}
     for path in ("pyproject.toml", "build_backend.py"):
         files[path] = (HERE / path).read_bytes()
     for module in _modules():

@@ -156,7 +156,7 @@ class OffloadPromMetrics:
         self.told: dict[str, int] = {}
         self.gauges: dict[tuple[str, tuple[str, ...]], int] = {}
 
-    def observe(self, data: dict[str, Any]) -> None:
+    def observe(self, data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, of in data["data"].items():
             assert name in self.declared, f"{name} was not declared"
             if data["types"][name] == "gauge":

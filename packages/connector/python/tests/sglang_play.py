@@ -135,6 +135,8 @@ class Config:
     attn_cp_size: int = 1
     is_mla_model: bool = False
     should_split_heads: bool = False
+    enable_storage_metrics: bool = False
+    model_name: str | None = None
 
 
 @dataclass
@@ -174,9 +176,10 @@ class Engine:
         self.rank = 0 if mla else rank
         zero_copy = options.pop("zero_copy", True)
         self.zero_copy = zero_copy
-        self.storage = KvtierStorage(
-            Config(extra_config(socket, zero_copy, **options), tp_rank=rank, tp_size=ranks, is_mla_model=mla), {}
-        )
+        metrics = options.pop("metrics", False)
+        config = Config(extra_config(socket, zero_copy, **options), tp_rank=rank, tp_size=ranks, is_mla_model=mla)
+        config.enable_storage_metrics, config.model_name = metrics, "model"
+        self.storage = KvtierStorage(config, {})
         self.storage.register_mem_pool_host(self.pool)
 
     @property

@@ -5,16 +5,22 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import platform
 import random
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 import unittest
+import zipfile
 from array import array
 from pathlib import Path
+from unittest import mock
 
 import kvtier
+from kvtier import native
 from rig import numbers, until
 
 ID = 0x1234_5678_9ABC_DEF0
@@ -325,6 +331,51 @@ class Processes(CopiesCase):
                 os._exit(0 if error.code == "CONFIG" else 1)
             os._exit(2)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+
+class Package(unittest.TestCase):
+    """What an operator sees who has another library, or none; and what is in a wheel."""
+
+    def said(self, **env: str) -> str:
+        program = "import kvtier\ntry: kvtier.Copies()\nexcept kvtier.KvError as error: print(error.code, error)"
+        plain = {key: value for key, value in os.environ.items() if key != "KVTIER_LIBRARY"}
+        done = subprocess.run([sys.executable, "-O", "-c", program], env={**plain, **env}, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_a_library_that_is_missing_or_of_another_machine_is_one_line(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.assertEqual(self.said(KVTIER_LIBRARY=str(native._path())), "")
+        self.assertIn("/nowhere/x.so: the library is not there; KVTIER_LIBRARY names it", self.said(KVTIER_LIBRARY="/nowhere/x.so"))
+        library = bytearray(native._path().read_bytes())
+        library[18:20] = (183).to_bytes(2, "little")
+        foreign = folder / "libkvtier.so"
+        foreign.write_bytes(library)
+        said = self.said(KVTIER_LIBRARY=str(foreign))
+        self.assertIn(f"SETUP: {foreign}: is not the library of this version, or not for {platform.machine()} (", said)
+        # A package alone, in a folder near the root: no checkout lies above it.
+        with mock.patch.object(native, "__file__", "/app/kvtier/native.py"), mock.patch.dict(os.environ, {"KVTIER_LIBRARY": ""}):
+            self.assertEqual(native._path(), Path("/app/kvtier/libkvtier.so"))
+
+    def test_a_wheel_is_for_the_librarys_machine_and_has_the_license(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        backend = Path(__file__).resolve().parent.with_name("build_backend.py")
+        library = bytearray(native._path().read_bytes())
+        for number, machine in ((62, "x86_64"), (183, "aarch64"), (243, "")):
+            library[18:20] = number.to_bytes(2, "little")
+            other = folder / "libkvtier.so"
+            other.write_bytes(library)
+            program = f"import sys; sys.path.insert(0, {str(backend.parent)!r}); import build_backend as b; print(b.build_wheel({str(folder)!r}))"
+            env = {**os.environ, "KVTIER_LIBRARY": str(other)}
+            done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+            if not machine:
+                self.assertIn("is not a library for any of x86_64, aarch64", done.stderr)
+                continue
+            self.assertRegex(done.stdout, rf"^kvtier-[0-9.]+-py3-none-manylinux_2_\d+_{machine}\.whl$")
+            with zipfile.ZipFile(folder / done.stdout.strip()) as wheel:
+                (about,) = (name for name in wheel.namelist() if name.endswith(".dist-info/LICENSE"))
+                self.assertIn(b"Apache License", wheel.read(about))
+                self.assertIn("kvtier/py.typed", wheel.namelist())
 
 
 if __name__ == "__main__":

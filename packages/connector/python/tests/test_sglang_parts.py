@@ -93,7 +93,9 @@ class Parts(unittest.TestCase):
         for given, said in (
             (None, "is missing"),
             ({"kvtier": {}}, '"socket" is missing'),
-            ({"kvtier": {"socket": "/s", "soket": 1}}, "unknown key 'soket'"),
+            ({"kvtier": {"socket": "/s", "soket": 1}}, "unknown key 'soket' (did you mean 'socket'?); known are"),
+            ({"kvtier": {"socket": "/s", "group": 1.5}}, "group is the name of a group or its number, not 1.5"),
+            ({"kvtier": {"socket": "/s", "weights_cache": "kept"}}, "weights_cache is the whole path of a folder"),
             ({"kvtier": {"socket": "/s", "piece_bytes": 1}}, "piece_bytes is a whole number"),
             ({"kvtier": {"socket": "/s", "load": 1}}, "load is true or false"),
             ({"kvtier": {"socket": "/s", "weights_digest": "AB"}}, "64 hex digits"),
@@ -103,6 +105,7 @@ class Parts(unittest.TestCase):
                 options.parse(given)
             self.assertIn(said, str(caught.exception))
             self.assertNotIn("\n", str(caught.exception))
+        self.assertEqual(options.parse({"kvtier": {"socket": "/s", "group": 2000}}).group, "2000")
 
     def test_transfers_that_nobody_asks_for_stay_few(self) -> None:
         kept = transfers.Transfers(bases.storage_metrics())

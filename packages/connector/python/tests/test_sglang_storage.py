@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
+import types
 import unittest
 from typing import Any
 from unittest import mock
 
 os.environ["KVTIER_WITHOUT_SGLANG"] = "1"
 
-from kvtier.sglang import storage  # noqa: E402
+from kvtier.sglang import gauges, storage  # noqa: E402
 from rig import Node, until  # noqa: E402
 from sglang_case import StorageCase  # noqa: E402
 from sglang_play import Engine, Extra, Flat, Pool, Transfer, chain, names  # noqa: E402
@@ -65,6 +67,43 @@ class Shapes(StorageCase):
         self.assertEqual((told.backup_pgs, told.prefetch_pgs, len(told.prefetch_bandwidth)), ([], [128, 22], 2))
         self.assertIsNone(engine.storage.get_stats())
         self.unharmed(engine)
+
+    def test_whether_it_is_attached_is_at_sglangs_metrics(self) -> None:
+        """0 from the start on; 1 while every session has a node; of all processes the minimum, which prometheus_client tells. Made once."""
+        made: list[Any] = []
+        values: dict[str, int] = {}
+
+        class Gauge:
+            def __init__(self, name: str, documentation: str, labelnames: list[str], multiprocess_mode: str) -> None:
+                made.append((name, labelnames, multiprocess_mode))
+
+            def labels(self, model: str) -> Any:
+                return types.SimpleNamespace(set=lambda value: values.__setitem__(model, value))
+
+        theirs = types.SimpleNamespace(Gauge=Gauge)
+        self.enterContext(mock.patch.object(gauges, "_made", []))
+        self.enterContext(mock.patch.dict(sys.modules, {"prometheus_client": theirs}))  # type: ignore[dict-item]
+        self.sglang(None, socket="/nowhere/node.sock", attached=False, metrics=True)
+        self.assertEqual((made, values), ([], {}))  # SGLang has no folder for them: without --enable-metrics
+        self.enterContext(mock.patch.dict(os.environ, {"PROMETHEUS_MULTIPROC_DIR": "/tmp"}))
+        self.sglang(None, socket="/nowhere/node.sock", attached=False)
+        self.assertEqual((made, values), ([], {}))
+        nobody = self.sglang(None, socket="/nowhere/node.sock", attached=False, metrics=True)
+        self.assertEqual((made, values), ([("sglang:kvtier_attached", ["model_name"], "min")], {"model": 0}))
+        self.assertIsNone(nobody.storage.get_stats())
+        self.assertEqual(values, {"model": 0})
+        node = self.node()
+        engine = self.sglang(node, metrics=True)
+        self.assertIsNone(engine.storage.get_stats())
+        self.assertEqual((len(made), values), (1, {"model": 1}))
+        node.send(signal.SIGKILL)
+        until("it is not", lambda: engine.storage.get_stats() is None and values == {"model": 0})
+        refused = self.sglang(self.shared(), metrics=True)
+        refused.storage.get_stats()
+        self.assertEqual(values, {"model": 1})
+        refused.storage.shares.refuse("on purpose")
+        refused.storage.get_stats()
+        self.assertEqual(values, {"model": 0})
 
     def test_ranks_that_hold_the_same_store_once_and_all_load(self) -> None:
         node = self.shared()

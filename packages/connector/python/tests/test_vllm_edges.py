@@ -435,6 +435,7 @@ class Storing(EngineCase):
         (folder / "a.safetensors").write_bytes(b"weights" * 100)
         kept = folder / "kept" / "weights.json"
         options = {"weights_digest": "", "weights_cache": str(kept)}
+        self.enterContext(mock.patch("kvtier.weights._SETTLED_NS", 0))
         with mock.patch.object(identity, "weight_folders", lambda _config: [folder]):
             engine = self.play(self.shared(), Shape(options=options))
         self.serve(engine, prompts(1))

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import subprocess
+import sys
+import tempfile
 import types
 import unittest
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
 
 from engine_memory import make_layers
 from engine_parts import FullAttentionSpec, MLAAttentionSpec
-from kvtier.vllm import identity, layouts
+from kvtier import weights
+from kvtier.vllm import halves, identity, layouts, options, versions
+from kvtier.vllm.bases import KVConnectorRole
 from kvtier.vllm.groups import Unsupported, groups_of
+from kvtier.vllm.guard import Troubles
+from kvtier.vllm.logs import follow_vllm
 from kvtier.vllm.messages import KvtierHandshake, Rank
 
 BLOCKS, TOKENS = 5, 4
@@ -137,6 +148,230 @@ class Names(unittest.TestCase):
         spec = FullAttentionSpec(block_size=TOKENS, page_size_bytes=48, sliding_window=None)
         made = types.SimpleNamespace(kv_cache_groups=[types.SimpleNamespace(layer_names=["a"], kv_cache_spec=spec)])
         self.assertEqual([groups_of(made, TOKENS, eagle)[0].drops_last for eagle in (True, False)], [True, False])
+
+
+class Configuration(unittest.TestCase):
+    def test_options(self) -> None:
+        self.assertEqual(options.parse({"socket": "/run/n.sock"}).patience_us, 1000)
+        for group, taken in ((2000, "2000"), ("2000", "2000"), ("kv", "kv"), (0, "0"), ("", "")):
+            self.assertEqual(options.parse({"socket": "/s", "group": group}).group, taken)
+        self.assertEqual(options.parse({"socket": "/s", "weights_cache": "/kept"}).weights_cache, "/kept")
+        for extra, why in (
+            ({}, '"socket" is missing'),
+            ({"socket": "/s", "sokcet": 1}, r"unknown key 'sokcet' \(did you mean 'socket'\?\); known are accept_versions"),
+            ({"socket": "/s", "arenaDir": "/a"}, "did you mean 'arena_dir'"),
+            ({"socket": "/s", "load-deadline-ms": 5}, "did you mean 'load_deadline_ms'"),
+            ({"socket": "/s", "zzz": 1}, "unknown key 'zzz'; known are"),
+            ({"socket": 7}, "socket is a text, not 7"),
+            ({"socket": "/s", "group": True}, "group is the name of a group or its number, not True"),
+            ({"socket": "/s", "group": -1}, "not -1"),
+            ({"socket": "/s", "group": 2000.5}, "not 2000.5"),
+            ({"socket": "/s", "group": 2**32 - 1}, "not 4294967295"),
+            ({"socket": "/s", "group": str(2**32)}, "not '4294967296'"),
+            ({"socket": "/s", "group": "a b"}, "not 'a b'"),
+            ({"socket": "/s", "weights_cache": "kept"}, "weights_cache is the whole path of a folder"),
+            ({"socket": "/s", "patience_us": 10**6}, "from 0 to 20000, not 1000000"),
+            ({"socket": "/s", "patience_us": True}, "patience_us is a whole number"),
+            ({"socket": "/s", "load": "no"}, "load is true or false"),
+            ({"socket": "/s" * 60}, "at most 107 bytes"),
+            ({"socket": "/s", "weights_digest": "AB"}, "64 hex digits"),
+            ({"socket": "/s", "accept_versions": "0.31"}, "is a list"),
+        ):
+            with self.assertRaisesRegex(options.BadOptions, why) as caught:
+                options.parse(extra)
+            self.assertNotIn("\n", str(caught.exception))
+        with mock.patch.dict(os.environ, {"KVTIER_WEIGHTS_CACHE": "kept"}):
+            with self.assertRaisesRegex(options.BadOptions, r"KVTIER_WEIGHTS_CACHE \(environment\) is the whole path"):
+                options.parse({"socket": "/s"})
+
+    def test_lines_are_where_vllms_are(self) -> None:
+        """vLLM sets up its own logger alone: ours would say nothing below WARNING."""
+        said: list[str] = []
+
+        class Handler(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                said.append(record.getMessage())
+
+        def ends(logger: logging.Logger) -> None:
+            logger.handlers, logger.propagate = [], True
+            logger.setLevel(logging.NOTSET)
+
+        theirs, ours, root = logging.getLogger("vllm"), logging.getLogger("kvtier"), logging.getLogger()
+        for logger in (theirs, ours):
+            self.addCleanup(ends, logger)
+        follow_vllm()
+        self.assertEqual((ours.handlers, ours.level), ([], logging.NOTSET))
+        theirs.addHandler(Handler())
+        theirs.setLevel(logging.INFO)
+        with mock.patch.object(root, "handlers", [logging.NullHandler()]):  # somebody has set up one for all
+            follow_vllm()
+            self.assertEqual(ours.handlers, [])
+        with mock.patch.object(root, "handlers", []):
+            follow_vllm()
+            follow_vllm()
+        logging.getLogger("kvtier.vllm").info("attached")
+        logging.getLogger("kvtier.vllm").debug("a detail")
+        self.assertEqual(said, ["attached"])
+
+    def test_versions(self) -> None:
+        self.assertEqual([versions.find(one) is not None for one in ("0.27.3", "v0.30.0rc1", "0.26.1", "0.31", "dev", None)],
+                         [True, True, False, False, False, True])
+        self.assertIsNotNone(versions.find("0.31.2", ("0.31",)))
+        self.assertIn("0.27, 0.28, 0.29, 0.30", versions.refusal("0.31"))
+
+    def test_versions_that_were_never_run(self) -> None:
+        """Said once, by the scheduler's half; of the version that was run nothing is said."""
+        config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace())
+        made = options.parse({"socket": "/s", "accept_versions": ["0.31"]})
+        for version, told in (("0.27.1", 0), ("0.28.0", 1), ("0.30.2", 1), ("0.31.0", 1), (None, 0)):
+            installed = mock.patch.object(halves, "vllm_version", lambda version=version: version)
+            with installed, mock.patch.object(halves.log, "warning") as said:
+                for role in (KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER):
+                    with mock.patch.object(halves, "WorkerHalf"):
+                        halves.halves(mock.Mock(), made, config, role, None, Troubles())
+            self.assertEqual(said.call_count, told, version)
+            for call in said.call_args_list:
+                self.assertIn(f"vLLM {version} was never run", call.args[1])
+
+    def test_the_page_has_every_option_and_version(self) -> None:
+        page = Path(__file__).resolve().parents[4].joinpath("docs/vllm.md").read_text()
+        for key in options.Options.__dataclass_fields__:
+            self.assertIn(f"`{key}`", page)
+        for row in versions.KNOWN:
+            self.assertIn(f"| {row.minor} | {row.looked_at}", page)
+
+
+class Weights(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.cache = self.folder / "cache" / "weights.json"
+        self.model = self.folder / "model"
+        self.model.mkdir()
+        for name in "ab":
+            (self.model / f"{name}.safetensors").write_bytes(name.encode() * 100_000)
+        (self.model / "config.json").write_text("{}")
+        self.settled(0)
+
+    def settled(self, after_ns: int) -> None:
+        self.enterContext(mock.patch.object(weights, "_SETTLED_NS", after_ns))
+
+    def digest(self, model: Path | None = None) -> tuple[str, list[str]]:
+        read: list[str] = []
+        found = weights.weights_digest([model or self.model], self.cache, on_read=lambda path: read.append(path.name))
+        return found.hex(), sorted(read)
+
+    def run_main(self, *arguments: str, **env: str) -> tuple[int, str, str]:
+        source = str(Path(weights.__file__).parents[1])
+        plain = {"PATH": os.environ["PATH"], "PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(self.folder), **env}
+        done = subprocess.run([sys.executable, "-m", "kvtier.weights", *arguments], env=plain, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    def test_by_content_and_read_once(self) -> None:
+        first, read = self.digest()
+        self.assertEqual(read, ["a.safetensors", "b.safetensors"])
+        self.assertEqual(self.digest(), (first, []))
+        (self.model / "a.safetensors").write_bytes(b"c" * 100_000)
+        second, read = self.digest()
+        self.assertEqual(read, ["a.safetensors"])
+        self.assertNotEqual(first, second)
+        (self.model / "a.safetensors").write_bytes(b"a" * 100_000)
+        self.assertEqual(self.digest()[0], first)
+
+    def test_a_volume_that_is_mounted_again_is_not_read_again(self) -> None:
+        """It has another device's number, and may lie elsewhere; names, inodes, sizes and times are what they were."""
+        first, _ = self.digest()
+        stat = Path.stat
+
+        def elsewhere(path: Path, **how: bool) -> os.stat_result:
+            found = stat(path, **how)
+            return os.stat_result((*found[:2], found.st_dev + 7, *found[3:]), {
+                name: getattr(found, name) for name in ("st_atime_ns", "st_mtime_ns", "st_ctime_ns")
+            })
+
+        moved = self.model.rename(self.folder / "mounted elsewhere")
+        with mock.patch.object(Path, "stat", elsewhere):
+            self.assertEqual(self.digest(moved), (first, []))
+
+    def test_another_file_of_the_same_name_is_read(self) -> None:
+        """Of the same size and with the same time of its last write, as archives and `cp -p` leave it; in the same place or the same inode."""
+        path = self.model / "a.safetensors"
+        first, _ = self.digest()
+        os.utime(path, ns=(0, 0))
+        self.assertEqual(self.digest(), (first, ["a.safetensors"]))  # a time of a change that nobody can set
+        for i, write in enumerate((lambda data: path.write_bytes(data), lambda data: self.replace(path, data))):
+            write(b"a" * 99_999 + b"xy"[i : i + 1])
+            os.utime(path, ns=(0, 0))
+            second, read = self.digest()
+            self.assertEqual((read, second == first), (["a.safetensors"], False))
+        # Where a file system makes inodes and times up, some of its bytes tell it.
+        with mock.patch.object(weights, "_state", lambda path: [1, 100_000, 2, 3]):
+            self.digest()
+            path.write_bytes(b"z" * 100_000)
+            third, read = self.digest()
+            self.assertEqual(read, ["a.safetensors"])
+
+    def replace(self, path: Path, data: bytes) -> None:
+        other = path.with_suffix(".new")
+        other.write_bytes(data)
+        other.rename(path)
+
+    def test_what_was_changed_just_now_is_read_again(self) -> None:
+        """Two changes in one tick of a file system's clock have one time."""
+        self.settled(3600 * 10**9)
+        first, _ = self.digest()
+        self.assertEqual(self.digest(), (first, ["a.safetensors", "b.safetensors"]))
+        self.settled(0)
+        self.digest()
+        self.assertEqual(self.digest(), (first, []))
+
+    def test_a_cache_that_is_damaged_costs_time_only(self) -> None:
+        first, _ = self.digest()
+        key = next(iter(json.loads(self.cache.read_text())))
+        for damage in ("", "[1]", json.dumps({"x": [1, 2]}), json.dumps({key: "ff"}), json.dumps({key: [0, 0, 0, 0, 0, "ff"]})):
+            self.cache.write_text(damage)
+            self.assertEqual(self.digest()[0], first)
+
+    def test_where_it_is_kept(self) -> None:
+        """A folder or a file, by the environment; what cannot be kept is said, in one line, and costs time only."""
+        first, _ = self.digest()
+        for place, file in ((self.folder / "kept", self.folder / "kept/weights.json"), (self.folder / "x.json", self.folder / "x.json")):
+            with mock.patch.dict(os.environ, {"KVTIER_WEIGHTS_CACHE": str(place)}):
+                self.assertEqual(weights.weights_digest([self.model]).hex(), first)
+            self.assertEqual(file.stat().st_mode, 0o100644)
+        for env in ({"KVTIER_WEIGHTS_CACHE": "/proc/nowhere"}, {"HOME": "~", "XDG_CACHE_HOME": ""}):
+            with mock.patch.dict(os.environ, env), self.assertLogs("kvtier", "WARNING") as said:
+                self.assertEqual(weights.weights_digest([self.model]).hex(), first)
+            self.assertEqual(len(said.output), 1)
+            self.assertIn('"weights_cache"', said.output[0])
+        self.assertEqual(sorted(path.name for path in (self.folder / "kept").iterdir()), ["weights.json"])
+
+    def test_no_weights(self) -> None:
+        with self.assertRaisesRegex(weights.WeightsMissing, 'give their digest as "weights_digest"'):
+            weights.weights_digest([self.folder / "cache"], self.cache)
+
+    def test_the_command_prints_what_an_engine_makes_of_them(self) -> None:
+        first, _ = self.digest()
+        self.assertEqual(self.run_main(str(self.model)), (0, first + "\n", ""))
+        options.parse({"socket": "/s", "weights_digest": first})
+        draft = self.folder / "draft"
+        draft.mkdir()
+        (draft / "d.safetensors").write_bytes(b"d")
+        both = weights.weights_digest([self.model, draft], self.cache).hex()
+        self.assertEqual(self.run_main(str(self.model), str(draft)), (0, both + "\n", ""))
+
+    def test_what_the_command_cannot_do(self) -> None:
+        empty = self.folder / "empty"
+        empty.mkdir()
+        for arguments, why in (
+            ((), "usage: python -m kvtier.weights FOLDER"),
+            (("--help",), "usage"),
+            (("/nowhere/model",), "/nowhere/model is not there"),
+            ((str(empty),), "no weights"),
+            ((str(self.model), str(empty)), "no weights"),
+        ):
+            status, out, said = self.run_main(*arguments)
+            self.assertEqual((status, out, said.count("\n")), (78, "", 1), said)
+            self.assertIn(why, said)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ offload_double.install()
 
 from engine_case import EngineCase, prompts  # noqa: E402
 from engine_parts import GroupShape, Pool, Shape  # noqa: E402
+from kvtier.vllm.connector import KvtierConnector  # noqa: E402
+from kvtier.vllm.stats import PREFIX  # noqa: E402
 from kvtier.vllm.offloading import KvtierOffloadingConnector, KvtierOffloadingSpec  # noqa: E402
 
 
@@ -190,6 +192,42 @@ class Offloading(EngineCase):
         self.assertEqual(metrics.gauges["kvtier_tier_in_service", ("disk",)], 1)
         self.assertEqual(metrics.told["vllm:kvtier_loaded_bytes"], engine.workers[0].connector._worker.loaded_bytes)
         self.assertGreater(half.counters["loaded_blocks"], 0)
+
+    def test_whether_it_is_attached(self) -> None:
+        """By both connectors: 0 before anything is said, so that an engine that never attaches is seen; 1 while all ranks have the arena."""
+        for kind in (KvtierConnector, KvtierOffloadingConnector):
+            node = self.node()
+
+            def stepped(engine: Any) -> int:
+                """What was said last, in this step or one before it."""
+                ask, said = engine.connector.get_kv_connector_stats, vars(engine).setdefault("said", [])
+
+                def asked() -> Any:
+                    stats = ask()
+                    data = stats.data if stats is not None else {}
+                    gauges = data.get("gauges") or {name[len(PREFIX) :]: of[()] for name, of in data.get("data", {}).items() if () in of}
+                    said.extend([gauges["attached"]] if "attached" in gauges else [])
+                    return stats
+
+                with mock.patch.object(engine.connector, "get_kv_connector_stats", asked):
+                    engine.step()
+                return said[-1]
+
+            nobody = self.play(None, Shape(connector=kind), socket="/nowhere/node.sock", attached=False)
+            self.assertEqual(stepped(nobody), 0)
+            engine = self.play(node, self.own(Shape(connector=kind, tp=2)), attached=False)
+            mapped = engine.connector._scheduler._node.mapped
+            engine.connector._scheduler._node.mapped = lambda found: mapped({arena: ranks & {(0, 0)} for arena, ranks in found.items()})
+            until("its sessions are there", lambda: stepped(engine) or any(one.attachment for one in engine.connector._scheduler._node._sessions))
+            until("a worker has it", lambda: stepped(engine) or bool(engine.connector._scheduler._node._mappings._by_workers))
+            self.assertEqual(stepped(engine), 0)  # the other one has not
+            engine.connector._scheduler._node.mapped = mapped
+            mapped({arena: {(0, 1)} for arena in engine.connector._scheduler._node._mappings._by_workers})
+            until("it is attached", lambda: stepped(engine) == 1)
+            node.send(signal.SIGKILL)
+            until("it is not", lambda: stepped(engine) == 0)
+        metrics = KvtierOffloadingConnector.build_prom_metrics(engine.vllm_config(0), {}, [], {0: ["0"]})
+        self.assertEqual(metrics.gauges, {("vllm:kvtier_attached", ()): 0})
 
     def test_a_spec_without_its_connector(self) -> None:
         with self.assertRaisesRegex(ValueError, '"kv_connector": "KvtierOffloadingConnector"'):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import random
 import re
 import sys
-import tempfile
 import types
 import unittest
 from array import array
@@ -20,8 +18,7 @@ os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
 
 from engine_memory import LAYOUTS, Storage, Tensor, contiguous, make_layers
 from engine_parts import FullAttentionSpec, MambaSpec, SlidingWindowSpec
-from kvtier.vllm import halves, layouts, options, versions
-from kvtier.vllm.bases import KVConnectorRole
+from kvtier.vllm import layouts
 from kvtier.vllm.connector import KvtierConnector
 from kvtier.vllm.device import Device
 from kvtier.errors import KvError
@@ -31,10 +28,9 @@ from kvtier.vllm.guard import TROUBLES_TO_STOP, Troubles, harmless
 from kvtier.vllm.hints import Hints
 from kvtier.vllm.known import Known
 from kvtier.vllm.messages import KvtierWorkerMetadata, Part, Rank, StorePlan, packed
-from kvtier.vllm.stats import COUNTERS, KvtierPromMetrics, KvtierStats, Since
+from kvtier.vllm.stats import COUNTERS, GAUGES, KvtierPromMetrics, KvtierStats, Since
 from kvtier.vllm.store_jobs import StoreJobs
 from kvtier.vllm.tiers import Tiers
-from kvtier.weights import WeightsMissing, weights_digest
 
 
 def group(index: int, block_tokens: int, window: int = 0) -> Group:
@@ -236,50 +232,6 @@ class Layouts(unittest.TestCase):
                 self.assertEqual([len(views) for views in layouts.views_of(groups, tensors, 5)], [1])
 
 
-class Configuration(unittest.TestCase):
-    def test_options(self) -> None:
-        self.assertEqual(options.parse({"socket": "/run/n.sock"}).patience_us, 1000)
-        for extra, why in (
-            ({}, '"socket" is missing'),
-            ({"socket": "/s", "sokcet": 1}, "unknown key 'sokcet'; known are accept_versions"),
-            ({"socket": "/s", "patience_us": 10**6}, "from 0 to 20000, not 1000000"),
-            ({"socket": "/s", "patience_us": True}, "patience_us is a whole number"),
-            ({"socket": "/s", "load": "no"}, "load is true or false"),
-            ({"socket": "/s" * 60}, "at most 107 bytes"),
-            ({"socket": "/s", "weights_digest": "AB"}, "64 hex digits"),
-            ({"socket": "/s", "accept_versions": "0.31"}, "is a list"),
-        ):
-            with self.assertRaisesRegex(options.BadOptions, why):
-                options.parse(extra)
-
-    def test_versions(self) -> None:
-        self.assertEqual([versions.find(one) is not None for one in ("0.27.3", "v0.30.0rc1", "0.26.1", "0.31", "dev", None)],
-                         [True, True, False, False, False, True])
-        self.assertIsNotNone(versions.find("0.31.2", ("0.31",)))
-        self.assertIn("0.27, 0.28, 0.29, 0.30", versions.refusal("0.31"))
-
-    def test_versions_that_were_never_run(self) -> None:
-        """Said once, by the scheduler's half; of the version that was run nothing is said."""
-        config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace())
-        made = options.parse({"socket": "/s", "accept_versions": ["0.31"]})
-        for version, told in (("0.27.1", 0), ("0.28.0", 1), ("0.30.2", 1), ("0.31.0", 1), (None, 0)):
-            installed = mock.patch.object(halves, "vllm_version", lambda version=version: version)
-            with installed, mock.patch.object(halves.log, "warning") as said:
-                for role in (KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER):
-                    with mock.patch.object(halves, "WorkerHalf"):
-                        halves.halves(mock.Mock(), made, config, role, None, Troubles())
-            self.assertEqual(said.call_count, told, version)
-            for call in said.call_args_list:
-                self.assertIn(f"vLLM {version} was never run", call.args[1])
-
-    def test_the_page_has_every_option_and_version(self) -> None:
-        page = Path(__file__).resolve().parents[4].joinpath("docs/vllm.md").read_text()
-        for key in options.Options.__dataclass_fields__:
-            self.assertIn(f"`{key}`", page)
-        for row in versions.KNOWN:
-            self.assertIn(f"| {row.minor} | {row.looked_at}", page)
-
-
 class Guard(unittest.TestCase):
     def test_told_once_then_left_alone(self) -> None:
         class Half:
@@ -326,7 +278,9 @@ class Messages(unittest.TestCase):
         self.assertEqual(first.aggregate(second).data, {"lookups": 5, "denied": 2})  # type: ignore[union-attr, arg-type]
 
     def test_tiers_are_what_was_said_last(self) -> None:
-        half = types.SimpleNamespace(counted=lambda: {"lookups": 1}, tiers=lambda: {"arena": {"bytes": 7, "in_service": 1}})
+        half = types.SimpleNamespace(
+            counted=lambda: {"lookups": 1}, tiers=lambda: {"arena": {"bytes": 7, "in_service": 1}}, attached=None
+        )
         since = Since()
         first, second = since.of(half, None, 0), since.of(half, None, 0)
         assert first is not None and second is not None
@@ -337,12 +291,31 @@ class Messages(unittest.TestCase):
         self.assertEqual(both.data, {"lookups": 1, "tiers": {"arena": {"bytes": 7, "in_service": 0}, "disk": {"bytes": 9}}})
         self.assertEqual(both.reduce(), {"lookups": 1, "tier_arena_bytes": 7, "tier_disk_bytes": 9})
 
+    def test_whether_it_is_attached_is_told_when_it_changes_and_now_and_then(self) -> None:
+        half = types.SimpleNamespace(counted=dict, tiers=dict, attached=False)
+        since, now = Since(), 100.0
+        with mock.patch("kvtier.vllm.stats.time.monotonic", lambda: now):
+            tell = lambda: (said := since.of(half, None, 0)) and said.data  # noqa: E731
+            self.assertEqual([tell(), tell()], [{"gauges": {"attached": 0}}, None])
+            half.attached = True
+            self.assertEqual([tell(), tell()], [{"gauges": {"attached": 1}}, None])
+            now += 5.1  # an API server may have been made anew
+            self.assertEqual([tell(), tell()], [{"gauges": {"attached": 1}}, None])
+            worker = types.SimpleNamespace(loaded_bytes=3, stored_bytes=0, device_counters=dict)
+            self.assertEqual(Since().of(None, worker, 0).data, {"loaded_bytes": 3})  # type: ignore[union-attr]
+        lost = KvtierStats(data={"gauges": {"attached": 0}})
+        self.assertFalse(lost.is_empty())  # vLLM leaves out what is
+        both = KvtierStats(data={"lookups": 2, "gauges": {"attached": 1}}).aggregate(pickle.loads(pickle.dumps(lost)))
+        self.assertEqual(both.data, {"lookups": 2, "gauges": {"attached": 0}})
+        self.assertEqual(both.reduce(), {"lookups": 2, "attached": 0})
+
     def test_metrics_of_prometheus(self) -> None:
         told: dict[Any, float] = {}
+        modes: dict[str, str] = {}
 
         class Made:
             def __init__(self, name: str, documentation: str, labelnames: list[str], multiprocess_mode: str = "") -> None:
-                self.name, self.labelnames = name, labelnames
+                self.name, self.labelnames, modes[name] = name, labelnames, multiprocess_mode
 
             def labels(self, *values: object) -> Any:
                 assert len(values) == len(self.labelnames)
@@ -352,9 +325,17 @@ class Messages(unittest.TestCase):
         theirs = types.ModuleType("prometheus_client")  # vLLM brings it
         theirs.Counter, theirs.Gauge = "counter", "gauge"  # type: ignore[attr-defined]
         with mock.patch.dict(sys.modules, {"prometheus_client": theirs}):
-            made = KvtierPromMetrics(None, {"counter": Made, "gauge": Made}, ["engine"], {0: ["0"]})
+            made = KvtierPromMetrics(None, {"counter": Made, "gauge": Made}, ["engine"], {0: ["0"], 1: ["1"]})
+        # Of an engine that has not said anything yet, and perhaps never will.
+        attached = "vllm:kvtier_attached"
+        self.assertEqual(told, {(attached, "0"): 0, (attached, "1"): 0})
+        # Several API servers are one series.
+        self.assertEqual((modes[attached], modes["kvtier_tier_hits"], modes["vllm:kvtier_loads"]), ("mostrecent", "mostrecent", ""))
+        made.observe({"gauges": {"attached": 1, "unknown": 1}}, 1)
+        self.assertEqual((told.pop((attached, "0")), told.pop((attached, "1"))), (0, 1))
+        made.observe({"gauges": {"attached": 1}}, 7)
         made.observe({"lookups": 5, "unknown": 1, "tiers": {"disk": {"hits": 3, "unknown": 1}}})
-        made.observe({"tiers": {"disk": {"hits": 4}}}, 1)
+        made.observe({"tiers": {"disk": {"hits": 4}}}, 7)
         self.assertEqual(told, {("vllm:kvtier_lookups", "0"): 5, ("kvtier_tier_hits", "0", "disk"): 3})
 
     def test_metrics_of_prometheus_are_made_anew(self) -> None:
@@ -427,44 +408,8 @@ class Messages(unittest.TestCase):
         begun = {name for name in counted if name.endswith("_")}  # an f-string's beginning
         self.assertEqual(begun, {"denied_", "hints_"})
         self.assertEqual(counted - begun - COUNTERS.keys(), set())
+        self.assertFalse(COUNTERS.keys() & GAUGES.keys())
         self.assertEqual({f"hints_{outcome}" for outcome in Hints().outcomes(True)} - COUNTERS.keys(), set())
-
-
-class Weights(unittest.TestCase):
-    def setUp(self) -> None:
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.cache = self.folder / "cache" / "weights.json"
-        self.model = self.folder / "model"
-        self.model.mkdir()
-        (self.model / "a.safetensors").write_bytes(b"a" * 1000)
-        (self.model / "b.safetensors").write_bytes(b"b" * 1000)
-        (self.model / "config.json").write_text("{}")
-
-    def digest(self) -> tuple[str, list[str]]:
-        read: list[str] = []
-        found = weights_digest([self.model], self.cache, on_read=lambda path: read.append(path.name))
-        return found.hex(), sorted(read)
-
-    def test_by_content_and_read_once(self) -> None:
-        first, read = self.digest()
-        self.assertEqual(read, ["a.safetensors", "b.safetensors"])
-        self.assertEqual(self.digest(), (first, []))
-        (self.model / "a.safetensors").write_bytes(b"c" * 1000)
-        second, read = self.digest()
-        self.assertEqual(read, ["a.safetensors"])
-        self.assertNotEqual(first, second)
-        (self.model / "a.safetensors").write_bytes(b"a" * 1000)
-        self.assertEqual(self.digest()[0], first)
-
-    def test_a_cache_that_is_damaged_costs_time_only(self) -> None:
-        first, _ = self.digest()
-        for damage in ("", "[1]", json.dumps({"x": [1, 2]}), json.dumps({str(self.model / "a.safetensors"): [0, 0, 0, 0, 0, "ff"]})):
-            self.cache.write_text(damage)
-            self.assertEqual(self.digest()[0], first)
-
-    def test_no_weights(self) -> None:
-        with self.assertRaisesRegex(WeightsMissing, 'give their digest as "weights_digest"'):
-            weights_digest([self.folder / "cache"], self.cache)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import threading
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -85,9 +86,12 @@ def _path() -> Path:
     if named:
         return Path(named)
     beside = Path(__file__).with_name("libkvtier.so")
-    if beside.exists():
-        return beside
-    return Path(__file__).resolve().parents[5] / "build/client/libkvtier.so"  # a checkout
+    if not beside.exists():
+        for folder in Path(__file__).resolve().parents[5:6]:  # a checkout
+            built = folder / "build/client/libkvtier.so"
+            if built.exists():
+                return built
+    return beside
 
 
 def library() -> ctypes.CDLL:
@@ -96,6 +100,9 @@ def library() -> ctypes.CDLL:
     with _lock:
         if _loaded is None:
             path = _path()
+            if "/" in str(path) and not path.exists():  # a name alone is the loader's to find
+                remedy = "KVTIER_LIBRARY names it" if os.environ.get("KVTIER_LIBRARY") else "install kvtier's wheel, or run: npm run build"
+                raise KvError("SETUP", f"{path}: the library is not there; {remedy}")
             try:
                 loaded, held = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
                 for name, (result, arguments) in _SIGNATURES.items():
@@ -104,7 +111,8 @@ def library() -> ctypes.CDLL:
                         function.restype = result
                         function.argtypes = arguments
             except (OSError, AttributeError) as error:
-                raise KvError("SETUP", f"{path}: is not the library of this version ({error}); install kvtier's wheel again") from error
+                what = f"is not the library of this version, or not for {platform.machine()}"
+                raise KvError("SETUP", f"{path}: {what} ({error}); install kvtier's wheel again") from error
             if loaded.kvtier_abi() != ABI:
                 raise KvError("SETUP", f"{path}: speaks ABI {loaded.kvtier_abi()}, not {ABI}; install kvtier's wheel again")
             _loaded, _held = loaded, held

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from kvtier.weights import CACHE_VARIABLE
+
 #: Of a Unix socket's address, without the byte that ends it.
 MAX_SOCKET_BYTES = 107
+#: As the system has them; the last is nobody's.
+_MAX_GROUP = 2**32 - 2
+_GROUP = re.compile(r"[^:\s]{1,64}", re.ASCII)
 
 _Options = TypeVar("_Options")
 
 
 class BadOptions(ValueError):
     """Says which key, and what it may be."""
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """What to ask in brackets, or "". Also of a key as others write it: `arenaDir`, `arena-dir`."""
+    plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).replace("-", "_").lower()
+    found = difflib.get_close_matches(plain, list(known), 1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def _group(value: Any, where: str) -> str:
+    """A name, or a number in either form: a node's configuration has it as a number, containers share nothing else."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_GROUP:
+        return str(value)
+    if isinstance(value, str) and (not value or _GROUP.fullmatch(value)) and not (value.isdecimal() and int(value) > _MAX_GROUP):
+        return value
+    raise BadOptions(f"{where}: group is the name of a group or its number, not {value!r}")
+
+
+def _cache(value: str, where: str, key: str) -> None:
+    if value and not os.path.isabs(value):
+        raise BadOptions(f"{where}: {key} is the whole path of a folder, or of a file .json, not {value!r}")
 
 
 def parsed(
@@ -28,8 +57,10 @@ def parsed(
     for key, value in extra.items():
         field = known.get(key)
         if field is None:
-            raise BadOptions(f"{where}: unknown key {key!r}; known are {', '.join(sorted(known))}")
-        if key == "accept_versions":
+            raise BadOptions(f"{where}: unknown key {key!r}{nearest(str(key), known)}; known are {', '.join(sorted(known))}")
+        if key == "group":
+            extra[key] = _group(value, where)
+        elif key == "accept_versions":
             if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
                 raise BadOptions(f'{where}: accept_versions is a list such as ["{version}"], not {value!r}')
             extra[key] = tuple(value)
@@ -53,4 +84,6 @@ def parsed(
     digest = extra.get("weights_digest", "")
     if digest and (len(digest) != 64 or any(c not in "0123456789abcdef" for c in digest)):
         raise BadOptions(f"{where}: weights_digest is 64 hex digits in lower case, not {digest!r}")
+    _cache(extra.get("weights_cache", ""), where, "weights_cache")
+    _cache(os.environ.get(CACHE_VARIABLE, ""), where, f"{CACHE_VARIABLE} (environment)")
     return kind(**extra)

@@ -1,28 +1,50 @@
 """The digest of a model's weights by content: the same path with other weights is another model.
 
-A file's digest is kept beside its device, inode, size and times, so that a start does not read 100 GB again; what is not
-known is read beside serving, and until then there is no namespace: misses. Invariant: a digest is used only for the very
-file state under which it was computed, seen before and after reading.
+    python -m kvtier.weights FOLDER [FOLDER OF THE DRAFT MODEL]      prints it, as `weights_digest` takes it
+
+A file's digest is kept beside what the file system says of the file, so that a start does not read 100 GB again; what is not known is read
+beside serving, and until then there is no namespace: misses. Invariant: a digest is used only for the very file state under which it was
+computed, seen before and after reading.
+
+What is trusted: a file of the same name, inode, size, time of its last write and time of its last change, to the nanosecond, that has the
+same bytes in some places, is the same file. The device's number is no part of it: a volume gets another one each time that it is mounted.
+The time of the last change is: no program can set it, as `cp -p` and archives set that of the last write. Who may write the kept digests
+may name any weights: they are as trusted as the weights themselves.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvtier.namespace import fingerprint
 
+log = logging.getLogger("kvtier")
+
 #: Of a folder, what its weights are made of. Consolidated copies of the same weights count, too: the engine may read either.
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
+#: Where digests are kept, by the environment; an engine's option `weights_cache` goes before it.
+CACHE_VARIABLE = "KVTIER_WEIGHTS_CACHE"
+_CACHE_NAME = "weights.json"
 _READERS = 4
 _CHUNK_BYTES = 8 << 20
 _CACHED_FILES = 4096
+#: Pieces that are read of each file at each start: some file systems make inodes and times up.
+_PIECES = 32
+_PIECE_BYTES = 4096
+#: Of a file that was changed just now no digest is kept: another change in the same tick of its file system's clock would not be seen.
+_SETTLED_NS = 2_000_000_000
+#: The command line cannot work (EX_CONFIG).
+_EXIT_CONFIG = 78
 
 
 class WeightsMissing(Exception):
@@ -36,35 +58,61 @@ def weight_files(folder: str | os.PathLike[str]) -> list[Path]:
         return [path]
     files = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
     if not files:
-        raise WeightsMissing(f"{path}: no weights ({', '.join(SUFFIXES)}) lie there; give their digest as \"weights_digest\"")
+        remedy = 'name the folder that has them, or give their digest as "weights_digest"'
+        raise WeightsMissing(f"{path}: no weights ({', '.join(SUFFIXES)}) lie there; {remedy}")
     return files
 
 
-def default_cache_path() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtier" / "weights.json"
+def cache_file(place: str | os.PathLike[str]) -> Path:
+    """`place`: a folder, or a file: one that is there, or is called .json."""
+    path = Path(place)
+    return path if path.suffix == ".json" or os.path.isfile(path) else path / _CACHE_NAME
+
+
+def default_cache_path() -> Path | None:
+    """By CACHE_VARIABLE, else below the user's own caches. A container loses the latter: a volume keeps the former. None: nowhere, the user
+    has no home."""
+    named = os.environ.get(CACHE_VARIABLE)
+    if named:
+        return cache_file(named)
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(caches, "kvtier", _CACHE_NAME) if os.path.isabs(caches) else None
 
 
 def _state(path: Path) -> list[int]:
+    """What of a file stays when its volume is mounted again, and does not when it is written."""
     found = path.stat()
-    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
-def _read_cache(path: Path) -> dict[str, list]:
+def _key(name: str, path: Path) -> str:
+    """Of a file as it is now."""
+    state = _state(path)
+    size, pieces = state[1], hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        for i in range(_PIECES):
+            pieces.update(os.pread(file.fileno(), _PIECE_BYTES, i * max(0, size - _PIECE_BYTES) // (_PIECES - 1)))
+    return f"{' '.join(map(str, state))} {pieces.hexdigest()[:32]} {name}"
+
+
+def _read_cache(path: Path | None) -> dict[str, str]:
+    if path is None:
+        return {}
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
     if not isinstance(found, dict):
         return {}
-    sound = lambda entry: (  # noqa: E731
-        isinstance(entry, list) and len(entry) == 6 and isinstance(entry[5], str) and len(entry[5]) == 64
-    )
-    return {key: entry for key, entry in found.items() if sound(entry)}
+    return {key: digest for key, digest in found.items() if isinstance(digest, str) and len(digest) == 64}
 
 
-def _write_cache(path: Path, entries: dict[str, list]) -> None:
+def _write_cache(path: Path | None, entries: dict[str, str]) -> None:
     """Renamed into place; what another process wrote meanwhile is kept. A cache that cannot be written costs time only."""
+    name = ""
     try:
+        if path is None:
+            raise OSError("there is no home")
         path.parent.mkdir(parents=True, exist_ok=True)
         merged = {**_read_cache(path), **entries}
         for key in list(merged)[: max(0, len(merged) - _CACHED_FILES)]:
@@ -72,23 +120,25 @@ def _write_cache(path: Path, entries: dict[str, list]) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".weights-")
         with os.fdopen(handle, "w") as file:
             json.dump(merged, file)
+            os.fchmod(file.fileno(), 0o644)  # no secret, and a volume may be of pods with users of their own
         os.replace(name, path)
-    except OSError:
-        pass
+    except OSError as error:
+        log.warning(
+            'kvtier: digests of weights cannot be kept (%s): each start reads them all; name a folder that stays as "weights_cache"', error
+        )
+        if name:
+            Path(name).unlink(missing_ok=True)
 
 
-def _hash_file(path: Path, stopped: threading.Event) -> tuple[list[int], str]:
-    """SHA-256 of a file that does not change meanwhile. hashlib lets go of the interpreter's lock."""
-    before = _state(path)
+def _hash_file(path: Path, stopped: threading.Event) -> str:
+    """SHA-256 of a file. hashlib lets go of the interpreter's lock."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             if stopped.is_set():
                 raise WeightsMissing("stopped")
             digest.update(chunk)
-    if _state(path) != before:
-        raise WeightsMissing(f"{path} changed while it was read; start the engine again when it is whole")
-    return before, digest.hexdigest()
+    return digest.hexdigest()
 
 
 def weights_digest(
@@ -99,20 +149,22 @@ def weights_digest(
 ) -> bytes:
     """32 bytes over names and contents of all weight files; `on_read` hears of each file that had to be read."""
     stopped = stopped or threading.Event()
-    cache = cache or default_cache_path()
+    cache = default_cache_path() if cache is None else cache_file(cache)
     known = _read_cache(cache)
-    found: dict[str, list] = {}
+    found: dict[str, str] = {}
 
-    def one(path: Path) -> tuple[str, str]:
+    def one(name: str, path: Path) -> str:
         real = path.resolve()
-        entry = known.get(str(real))
-        state = _state(real)
-        if entry is None or entry[:5] != state:
+        before, began, key = _state(real), time.time_ns(), _key(name, real)
+        digest = known.get(key)
+        if digest is None:
             on_read(path)
-            state, digest = _hash_file(real, stopped)
-            entry = [*state, digest]
-            found[str(real)] = entry
-        return path.name, entry[5]
+            digest = _hash_file(real, stopped)
+            if _state(real) != before:
+                raise WeightsMissing(f"{path} changed while it was read; start the engine again when it is whole")
+            if began - before[3] > _SETTLED_NS:
+                found[key] = digest
+        return digest
 
     parts = []
     with ThreadPoolExecutor(_READERS, thread_name_prefix="kvtier-weights") as pool:
@@ -120,7 +172,7 @@ def weights_digest(
             base = Path(folder)
             files = weight_files(base)
             names = [str(path.relative_to(base)) if path != base else path.name for path in files]
-            parts.append([[name, digest] for name, (_, digest) in zip(names, pool.map(one, files))])
+            parts.append([[name, digest] for name, digest in zip(names, pool.map(one, names, files))])
     if found:
         _write_cache(cache, found)
     return fingerprint("kvtier-weights-1", {"models": parts})
@@ -138,3 +190,30 @@ def local_folder(name: str, revision: str | None = None, download_dir: str | Non
         raise WeightsMissing(
             f'the weights of {name} are not found on this machine ({error}); give "weights_digest", 64 hex digits that stand for them'
         ) from error
+
+
+def main(arguments: Sequence[str]) -> int:
+    """What an engine that serves these folders makes of them by itself: pods with the digest share blocks with pods without."""
+    if not arguments or any(argument.startswith("-") for argument in arguments):
+        print("kvtier: usage: python -m kvtier.weights FOLDER [FOLDER OF THE DRAFT MODEL]", file=sys.stderr)
+        return _EXIT_CONFIG
+    missing = next((argument for argument in arguments if not os.path.exists(argument)), None)
+    if missing is not None:
+        print(f"kvtier: {missing} is not there; name the folder that the model lies in", file=sys.stderr)
+        return _EXIT_CONFIG
+    status = _EXIT_CONFIG
+    try:
+        for argument in arguments:
+            weight_files(argument)
+        status = 1  # what goes wrong from here on may go well another time
+        print(weights_digest(arguments).hex())
+        return 0
+    except WeightsMissing as error:
+        print(f"kvtier: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"kvtier: the weights cannot be read ({error})", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -37,7 +37,7 @@ class Options:
     keep_on_flush: bool = False
     #: 64 hex digits that stand for the weights instead of their content.
     weights_digest: str = ""
-    #: Where digests of weights are kept between starts.
+    #: A folder, or a file of this name, where digests of weights are kept between starts; "": `kvtier.weights.default_cache_path`.
     weights_cache: str = ""
     #: Further versions of SGLang, "0.6": whoever names them has tried them.
     accept_versions: tuple[str, ...] = ()

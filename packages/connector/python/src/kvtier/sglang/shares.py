@@ -118,6 +118,14 @@ class Shares:
         """Of flat pages: what the pool that they come from says of itself, so far as it says anything."""
         return {"of": facts_of(self._kv_pool)}
 
+    @property
+    def attached(self) -> bool:
+        """Each session has a node that answers, and nothing of ours has given up."""
+        shares = list(self._shares.values())
+        attachments = [one.session.attachment for one in shares]
+        usable = all(one is not None and one.usable for one in attachments)
+        return 0 < len(shares) == len(self._memory) and usable and not self.refusal and not self._troubles.stopped
+
     def share(self, name: str) -> Share | None:
         """None: misses."""
         if self.refusal or self._troubles.stopped:

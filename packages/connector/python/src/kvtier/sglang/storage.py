@@ -23,6 +23,7 @@ from kvtier.errors import KvError
 from kvtier.guard import Troubles
 from kvtier.sglang import options as options_of
 from kvtier.sglang.bases import HiCacheStorage, PoolTransferResult, server_args, sglang_version, storage_metrics
+from kvtier.sglang.gauges import AttachedGauge
 from kvtier.sglang.pages import HASH_BYTES, Pages, held, held_each
 from kvtier.sglang.shares import Share, Shares
 from kvtier.sglang.tensors import Tensors
@@ -54,6 +55,8 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         """@raises BadOptions, which ends SGLang's start: nothing else does"""
         self.options = options_of.parse(getattr(storage_config, "extra_config", None))
         self.troubles = Troubles(logging.getLogger("kvtier.sglang"))
+        model = str(getattr(storage_config, "model_name", None) or "")
+        self._gauge = AttachedGauge(bool(getattr(storage_config, "enable_storage_metrics", False)), model)
         self.shares = Shares(self.options, storage_config, server_args(), sglang_version(), self.troubles)
         self.pages = Pages(self.shares, self.options.piece_bytes)
         self._tensors = Tensors(self.shares, self.pages)
@@ -131,9 +134,12 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
 
     def close(self) -> None:
         self._guarded("close", self.shares.close, None)
+        self._guarded("close", lambda: self._gauge.say(False), None)
 
     def get_stats(self) -> Any:
         """Pages and GB/s of each batch of KV pages since the last call, for SGLang's histograms; None: there was none."""
+        if self._gauge.is_kept:
+            self._guarded("get_stats", lambda: self._gauge.say(self.shares.attached), None)
         return self._guarded("get_stats", self._transfers.take, None)
 
     # ---- inside -----------------------------------------------------------------------------------------------------------

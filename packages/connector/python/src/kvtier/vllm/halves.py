@@ -8,6 +8,7 @@ from typing import Any, Callable, TypeVar
 from kvtier.vllm import versions
 from kvtier.vllm.bases import KVConnectorRole, vllm_version
 from kvtier.vllm.guard import Troubles
+from kvtier.vllm.logs import follow_vllm
 from kvtier.vllm.options import Options
 from kvtier.vllm.worker import WorkerHalf
 
@@ -26,6 +27,7 @@ def halves(
 ) -> tuple[_Scheduler | None, WorkerHalf | None, str]:
     """The half of this role, made; or neither and why, in one line. Never raises."""
     try:
+        follow_vllm()
         # Whatever fails to load is computed, and never ends a request; read by the scheduler right after this.
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         version = vllm_version()

@@ -10,6 +10,7 @@ not be loaded (the native worker ends the engine instead), and an end to every w
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector  # type: ignore[import-not-found]
@@ -26,9 +27,11 @@ from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMe
 from kvtier.vllm.offload_messages import OffloadMetadata, OffloadWorkerMetadata
 from kvtier.vllm.offload_scheduler import Manager, OffloadHalf
 from kvtier.vllm.offload_worker import OffloadWorker
-from kvtier.vllm.stats import COUNTERS, PREFIX, TIER_PREFIX, Since, forget_tier_metrics
+from kvtier.vllm.stats import COUNTERS, GAUGES, PREFIX, TIER_PREFIX, Since, forget_tier_metrics, gauges_of, latest_of
 from kvtier.vllm.tiers import TIER_FIGURES, tiers_of
 from kvtier.vllm.worker import WorkerHalf
+
+log = logging.getLogger("kvtier.vllm")
 
 #: Keys of `kv_connector_extra_config` that are the native connector's.
 _NATIVE = frozenset({"spec_name", "spec_module_path", "offload_prompt_only", "self_describing_kv_events"})
@@ -55,6 +58,8 @@ class KvtierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
         """A metric that is not declared here ends vLLM's logger, and the process with it."""
         declared = {PREFIX + name: OffloadingCounterMetadata(documentation=f"kvtier: {text}.") for name, text in COUNTERS.items()}
+        for name, text in GAUGES.items():
+            declared[PREFIX + name] = OffloadingGaugeMetadata(documentation=f"kvtier: {text}.")
         for name, text in TIER_FIGURES.items():
             declared[TIER_PREFIX + name] = OffloadingGaugeMetadata(documentation=f"kvtier: {text}.", labelnames=("tier",))
         return declared
@@ -246,6 +251,8 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         for name, count in grown.data.items():
             if name in COUNTERS:
                 both.increase_counter(PREFIX + name, count)
+        for name, value in gauges_of(grown.data).items():
+            both.set_gauge(PREFIX + name, value)
         for tier, figures in tiers_of(grown.data).items():
             for name, value in figures.items():
                 both.set_gauge(TIER_PREFIX + name, value, (tier,))
@@ -257,7 +264,17 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         transfer = vllm_config.kv_transfer_config
         transfer.kv_connector_extra_config = _with_spec(transfer.kv_connector_extra_config)
         forget_tier_metrics()
-        return super().build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        # Of vLLM's own metrics of offloading none is a gauge.
+        made = super().build_prom_metrics(vllm_config, latest_of(metric_types), labelnames, per_engine_labelvalues)
+        try:
+            for engine in per_engine_labelvalues:
+                none_yet = cls.build_kv_connector_stats()
+                for name in GAUGES:
+                    none_yet.set_gauge(PREFIX + name, 0)  # an engine that never attaches says nothing
+                made.observe(none_yet.data, engine)
+        except Exception as error:
+            log.warning("kvtier: no gauges at the start (%s)", error)
+        return made
 
     @harmless(lambda: None)
     def shutdown(self) -> None:

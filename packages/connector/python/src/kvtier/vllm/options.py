@@ -42,7 +42,7 @@ class Options:
     multimodal: bool = True
     #: 64 hex digits that stand for the weights instead of their content.
     weights_digest: str = ""
-    #: Where digests of weights are kept between starts.
+    #: A folder, or a file of this name, where digests of weights are kept between starts; "": `kvtier.weights.default_cache_path`.
     weights_cache: str = ""
     #: Further minor versions of vLLM, "0.31": whoever names them has tried them.
     accept_versions: tuple[str, ...] = ()

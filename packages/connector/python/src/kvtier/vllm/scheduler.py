@@ -281,6 +281,11 @@ class SchedulerHalf:
         unknown = self._node.unknown_answers if self._node is not None else 0
         return {**self.counters, "unknown_answers": unknown}
 
+    @property
+    def attached(self) -> bool:
+        """There is a node that answers, all ranks have mapped its arena, and nothing of ours has given up."""
+        return self._offered_to() is not None
+
     def tiers(self) -> dict[str, Figures]:
         """What is new of the node's tiers."""
         return self._node.tiers.take() if self._node is not None else {}

@@ -4,6 +4,8 @@ counters and gauges at its endpoint.
 
 from __future__ import annotations
 
+import functools
+import time
 from typing import Any
 
 from kvtier.vllm.bases import KVConnectorPromMetrics, KVConnectorStats
@@ -42,10 +44,16 @@ COUNTERS: dict[str, str] = {
     "unknown_answers": "frames of a newer node, of a kind that is not known here; skipped",
     "troubles": "callbacks that failed",
 }
+#: Gauge -> what it says; the name of its metric is `vllm:kvtier_` + the gauge.
+GAUGES: dict[str, str] = {
+    "attached": "1 while the engine has a cache node, and all of its ranks have mapped the arena; 0: all is computed",
+}
+#: A gauge is told when it changes, and again so often: several API servers may take turns in hearing it, and one may be made anew.
+_TELL_AGAIN_S = 5.0
 
 
 class KvtierStats(KVConnectorStats):
-    """Sums of one interval; of tiers, under "tiers", what was said last."""
+    """Sums of one interval; of gauges and of tiers, under "gauges" and "tiers", what was said last."""
 
     def reset(self) -> None:
         self.data = {}
@@ -54,6 +62,9 @@ class KvtierStats(KVConnectorStats):
         for name, count in other.data.items():
             if isinstance(count, (int, float)):
                 self.data[name] = self.data.get(name, 0) + count
+        gauges = {**gauges_of(self.data), **gauges_of(other.data)}
+        if gauges:
+            self.data["gauges"] = gauges
         mine = dict(tiers_of(self.data))
         for tier, figures in tiers_of(other.data).items():
             mine[tier] = {**mine.get(tier, {}), **figures}
@@ -63,6 +74,7 @@ class KvtierStats(KVConnectorStats):
 
     def reduce(self) -> dict[str, int | float]:
         told = {name: count for name, count in sorted(self.data.items()) if isinstance(count, (int, float))}
+        told.update(gauges_of(self.data))
         for tier, figures in sorted(tiers_of(self.data).items()):
             if "bytes" in figures:
                 told[f"tier_{tier}_bytes"] = figures["bytes"]
@@ -77,6 +89,8 @@ class Since:
 
     def __init__(self) -> None:
         self._told: dict[str, int] = {}
+        self._attached: bool | None = None
+        self._tell_at = 0.0
 
     def of(self, scheduler: Any, worker: Any, troubles: int) -> KvtierStats | None:
         """What the halves of this process have counted; either may be None."""
@@ -86,12 +100,24 @@ class Since:
             now["stored_bytes"] = worker.stored_bytes
             now.update(worker.device_counters())
         now["troubles"] = troubles
-        told = self.take(now)
+        # The scheduler's half alone knows of all ranks: attached is what the least of them is.
+        attached = scheduler.attached if scheduler is not None else None
         tiers = scheduler.tiers() if scheduler is not None else {}
+        told = self.take(now)
+        if attached is not None and self._is_news(attached):
+            told = told or KvtierStats(data={})
+            told.data["gauges"] = {"attached": int(attached)}
         if tiers:
             told = told or KvtierStats(data={})
             told.data["tiers"] = tiers
         return told
+
+    def _is_news(self, attached: bool) -> bool:
+        now = time.monotonic()
+        if attached == self._attached and now < self._tell_at:
+            return False
+        self._attached, self._tell_at = attached, now + _TELL_AGAIN_S
+        return True
 
     def take(self, now: dict[str, int]) -> KvtierStats | None:
         grown: dict[str, Any] = {}
@@ -104,6 +130,23 @@ class Since:
             return None
         self._told = dict(now)
         return KvtierStats(data=grown)
+
+
+def gauges_of(data: dict[str, Any]) -> dict[str, int]:
+    """Of the data of statistics, which come from another process."""
+    found = data.get("gauges")
+    return {name: value for name, value in found.items() if name in GAUGES and isinstance(value, int)} if isinstance(found, dict) else {}
+
+
+def latest_of(metric_types: Any) -> Any:
+    """The same types; of a gauge that several API servers have, what was said last, and not one series for each of them."""
+    try:
+        from prometheus_client import Gauge  # type: ignore[import-not-found]
+    except ImportError:
+        return metric_types
+    if Gauge not in metric_types:
+        return metric_types
+    return {**metric_types, Gauge: functools.partial(metric_types[Gauge], multiprocess_mode="mostrecent")}
 
 
 def forget_tier_metrics() -> None:
@@ -124,15 +167,21 @@ class KvtierPromMetrics(KVConnectorPromMetrics):
         from prometheus_client import Counter, Gauge  # type: ignore[import-not-found]
 
         forget_tier_metrics()
-        made, gauge = metric_types[Counter], metric_types[Gauge]
+        made, gauge = metric_types[Counter], latest_of(metric_types)[Gauge]
         self._by_name: dict[str, dict[int, Any]] = {}
         for name, text in COUNTERS.items():
             counter = made(name=PREFIX + name, documentation=f"kvtier: {text}.", labelnames=labelnames)
             self._by_name[name] = {engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()}
+        self._gauges: dict[str, dict[int, Any]] = {}
+        for name, text in GAUGES.items():
+            of_all = gauge(name=PREFIX + name, documentation=f"kvtier: {text}.", labelnames=labelnames)
+            self._gauges[name] = {engine: of_all.labels(*values) for engine, values in per_engine_labelvalues.items()}
+            for one in self._gauges[name].values():
+                one.set(0)  # so long as nobody has said otherwise: an engine that never attaches says nothing
         self._engines = per_engine_labelvalues
         labels = [*labelnames, "tier"]
         self._of_tiers = {
-            name: gauge(name=TIER_PREFIX + name, documentation=f"kvtier: {text}.", labelnames=labels, multiprocess_mode="mostrecent")
+            name: gauge(name=TIER_PREFIX + name, documentation=f"kvtier: {text}.", labelnames=labels)
             for name, text in TIER_FIGURES.items()
         }
 
@@ -141,6 +190,10 @@ class KvtierPromMetrics(KVConnectorPromMetrics):
             counter = self._by_name.get(name, {}).get(engine_idx)
             if counter is not None and isinstance(count, (int, float)) and count > 0:
                 counter.inc(count)
+        for name, value in gauges_of(transfer_stats_data).items():
+            of_engine = self._gauges[name].get(engine_idx)
+            if of_engine is not None:
+                of_engine.set(value)
         engine = self._engines.get(engine_idx)
         for tier, figures in tiers_of(transfer_stats_data).items():
             for name, value in figures.items():
