@@ -1,6 +1,6 @@
 /**
- * Native modules: built where they run, for this machine's CPU. A stamp over everything that decides the result (sources,
- * headers they share, CPU flags, compilers, place) makes the second run free.
+ * Native modules: built where they run, for this machine's CPU; `KVTIER_CPU` names another one, for images that run elsewhere. A stamp
+ * over everything that decides the result (sources, headers they share, CPU flags, compilers, place) makes the second run free.
  */
 import { spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
@@ -15,12 +15,15 @@ import { keepPtxas, kernelSources, ptxasFile } from './ptxas.mjs';
 const sources = ['packages/base/data-plane/cc', 'packages/engine/executor/cc'];
 const withCuda = [...sources, 'packages/engine/cuda'];
 
+/** As g++ names it: what `-march` takes. */
+const cpuName = process.env.KVTIER_CPU || 'native';
+
 export const hasNvcc = () => onPath('nvcc');
 export const hasGpu = () => existsSync('/dev/nvidia0') || onPath('nvidia-smi');
 
 /**
  * `part`: what `setup` is asked for; `files`: what the build must leave; `targets`: of it, default all; `ahead`: those of its targets that need no npm
- * packages; `said`: where it leaves what ptxas said of kernels, and in which file several of them were compiled `together`.
+ * packages; `anyCpu`: it runs on every x86-64; `said`: where it leaves what ptxas said of kernels, and in which file several of them were compiled `together`.
  */
 const modules = [
   {
@@ -44,6 +47,7 @@ const modules = [
     name: 'client library of other engines',
     source: 'packages/connector/native/cc',
     build: 'build/client',
+    anyCpu: true,
     files: ['libkvtier.so'],
     sources: [
       'packages/base/data-plane/cc',
@@ -101,6 +105,7 @@ function filesBelow(folder) {
 }
 
 function cpu() {
+  if (cpuName !== 'native') return cpuName;
   try {
     const info = readFileSync('/proc/cpuinfo', 'utf8');
     return /^(flags|Features)\s*:.*$/m.exec(info)?.[0] ?? '';
@@ -220,7 +225,9 @@ async function build(module, note, [ninja, ...flags] = ['ninja', '-j', jobs]) {
   mkdirSync(target, { recursive: true });
   // Named by what lies there before the build, as its stamp is.
   const said = module.said ? kernelSources().map((source) => [source, keptAs(source, module.said.architecture)]) : [];
-  await command('cmake', ['-S', source, '-B', target, '-G', 'Ninja', ...(module.options ?? [])], { note });
+  // Named in any case: CMake keeps what it was told before.
+  const options = [...(module.anyCpu ? [] : [`-DKVTIER_CPU=${cpuName}`]), ...(module.options ?? [])];
+  await command('cmake', ['-S', source, '-B', target, '-G', 'Ninja', ...options], { note });
   await command(ninja, [...flags, '-C', target, ...(module.targets ?? [])], { note });
   for (const [source, file] of said) {
     const text = saidOf(source, target, module.said);
