@@ -1,7 +1,7 @@
 /** infra/prometheus/alerts.yml names metrics and labels that docs/metrics.md has, which is compared with the source (metrics.test.ts). */
 import { expect, it } from 'vitest';
 import { codesIn, tableRows } from './docs.ts';
-import { read } from './tree.ts';
+import { filesBelow, read } from './tree.ts';
 
 /** What Prometheus adds, and our metrics of workers where there are several. */
 const always = ['instance', 'job', 'worker'];
@@ -23,10 +23,31 @@ it('every alert has a name of its own, how much it matters, and a sentence', () 
     expect(rule).toMatch(/severity: (critical|warning|info) }\n *annotations: { summary: ".+\." }/);
 });
 
+const below = (folder: string): string => filesBelow(folder, ['.py']).map(read).join('\n');
+const engineSources: Readonly<Record<string, string>> = {
+  vllm: below('packages/connector/python/src/kvtier/vllm'),
+  sglang: below('packages/connector/python/src/kvtier/sglang'),
+};
+
+it('shares of requests are of those that clients made', () => {
+  const shares = rules.map(expressionOf).filter((expression) => /requests_total[^/]*\//.test(expression));
+  expect(shares).toHaveLength(2);
+  for (const expression of shares)
+    for (const [, selectors = ''] of expression.matchAll(/kvtier_requests_total(?:\{([^}]*)\})?/g))
+      expect(selectors).toContain('route=~"/v1/.+"');
+});
+
 it.each(rules.map((rule) => [nameOf(rule), expressionOf(rule)]))(
   '%s asks for metrics and labels that there are',
   (_, expression) => {
-    const used = [...expression.matchAll(/(kvtier_\w+)(?:\{([^}]*)\})?/g)];
+    // Metrics of engines in Python are theirs: packages/connector/python says their names.
+    const used = [...expression.matchAll(/(?<!:)(kvtier_\w+)(?:\{([^}]*)\})?/g)];
+    const theirs = [...expression.matchAll(/(\w+):(kvtier_\w+)/g)];
+    for (const [, engine, metric] of theirs)
+      expect(engineSources[engine!], metric).toMatch(
+        new RegExp(`"(${engine}:)?${metric}"|"${metric!.slice('kvtier_'.length)}":`),
+      );
+    if (theirs.length > 0) return;
     expect(used.length).toBeGreaterThan(0);
     for (const [, metric, selectors = ''] of used) {
       const known = labelsOf.get(metric!);

@@ -29,6 +29,8 @@ export const routingPolicyNames = [
 /** As packages/coordinator/handoff names them. */
 export const splitModes = ['predicted', 'always', 'never'] as const;
 
+const count = z.number().int().min(1).max(1_000_000);
+
 const parts = z.strictObject({
   /** Of the API server. Beyond loopback it needs `tls` and keys or certificates of clients, or a network that is trusted. */
   host: httpHost.default('127.0.0.1'),
@@ -99,6 +101,21 @@ const parts = z.strictObject({
       ttftMs: z.number().int().min(1).max(600_000).nullable().default(null),
     })
     .prefault({}),
+  /** Of the API server: what one coordinator takes at once. More are refused (429), connections are closed. */
+  limits: z
+    .strictObject({
+      connections: count.default(4_096),
+      /** In progress, also those that a client sends without waiting for the answer before. */
+      requests: count.default(4_096),
+      /** That are generated. */
+      answers: count.default(2_048),
+      /** Of bodies that wait for answers of pods, all together. */
+      heldBytes: bytes
+        .min(16 << 20)
+        .max(2 ** 40)
+        .default(512 << 20),
+    })
+    .prefault({}),
   index: z.strictObject({ maxBytes: bytes.min(4 << 20).default(256 << 20) }).prefault({}),
   /** How KV events of members on other hosts may be read. */
   kvEvents: eventAccessSchema.prefault({}),
@@ -121,11 +138,19 @@ export const coordinatorSchema = parts.superRefine((value, context) =>
   checkHttpListener(value, context, "the clients'"),
 );
 /** As a process reads it: whole, while who puts a coordinator together may name the workers later. */
-export const coordinatorServiceSchema = coordinatorSchema.superRefine(({ engine, discovery }, context) => {
+export const coordinatorServiceSchema = coordinatorSchema.superRefine(({ engine, discovery, kvEvents }, context) => {
   const issue = (key: string, message: string): void => context.addIssue({ code: 'custom', path: [key], message });
   if (engine === undefined && discovery === undefined)
     issue('engine', 'is missing, and so is "discovery": name one engine worker, or how workers are found');
   if (engine !== undefined && discovery !== undefined) issue('discovery', 'there is "engine", too; give one of them');
+  // A publisher with a key of its own lets nobody in who has none; what is only discovered later is told then.
+  const members = discovery?.kind === 'static' ? [...discovery.workers, ...discovery.nodes] : [];
+  const keyed = members.find(({ events }) => events?.serverKey !== undefined);
+  if (keyed !== undefined && kvEvents.curve === null)
+    issue(
+      'kvEvents',
+      `${keyed.name} publishes with a CURVE key, and "curve" names none of ours: give its secretKeyFile`,
+    );
 });
 export type CoordinatorConfig = z.infer<typeof coordinatorSchema>;
 /** As it is written: what has a default may be left out. */

@@ -84,7 +84,7 @@ it("a reader's keys, likewise; two of publishers while these change", async () =
   await expect.poll(() => held(keys)).toEqual([...Object.values(server), [client.publicKey, server.publicKey]]);
 
   expect(() => access({ secretKeyFile, publicKey: client.publicKey })).toThrow(
-    /own: is not the secret of publicKey, which may be left out; name a file with a secret CURVE key/,
+    /^kvEvents\.curve\.secretKeyFile: \/.*own: is not the secret of publicKey, which may be left out; name a file with a secret CURVE key/,
   );
   expect(() => access({ secretKeyFile, serverKeyFile, serverKey: server.publicKey })).toThrow(/give serverKey or serv/);
 });

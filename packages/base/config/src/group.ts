@@ -7,14 +7,7 @@ import * as z from 'zod';
 const mostGroup = 2 ** 32 - 2;
 
 export const groupSchema = z
-  .union([
-    z.string().regex(/^[^:\s]{1,64}$/, 'is no name of a group'),
-    z
-      .number()
-      .int()
-      .min(0)
-      .max(mostGroup),
-  ])
+  .union([z.string().regex(/^[^:\s]{1,64}$/, 'is no name of a group'), z.number().int().min(0).max(mostGroup)])
   .nullable()
   .default(null);
 

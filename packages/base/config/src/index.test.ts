@@ -129,6 +129,19 @@ it('a coordinator that starts has workers, in one way', () => {
   expect(of({ discovery: { kind: 'static' } })().discovery).toMatchObject({ kind: 'static' });
 });
 
+it('a coordinator that starts has a key for publishers that have one, as far as its configuration names them', () => {
+  const keyed = { endpoint: 'tcp://10.0.0.1:1', serverKey: 'a'.repeat(40) };
+  const discovery = {
+    kind: 'static',
+    workers: [{ name: 'w', address: 'unix:/w' }],
+    nodes: [{ name: 'n', events: keyed }],
+  };
+  const of = (kvEvents: object) => () =>
+    parseConfig(coordinatorServiceSchema, { port: 0, discovery, kvEvents }, 'test').kvEvents;
+  expect(of({ trustedNetwork: true })).toThrow('test: kvEvents: n publishes with a CURVE key, and "curve" names none');
+  expect(of({ curve: { secretKeyFile: '/k' } })()).toMatchObject({ curve: { secretKeyFile: '/k' } });
+});
+
 describe('where a service finds its configuration', () => {
   it('a file on the command line goes before the environment', () => {
     const file = join(folder, 'node.json');

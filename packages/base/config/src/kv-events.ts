@@ -77,6 +77,7 @@ export function readKvEventsCurve({ curve }: KvEventsConfig, onProblem: OnProble
     allowedClientKeysFile === undefined
       ? { made: allowedClientKeys }
       : new RenewedFiles({
+          key: 'kvEvents.curve.allowedClientKeysFile',
           files: [{ path: allowedClientKeysFile, isSecret: false }],
           make: ([file]) => curveKeysIn(file!, maxClients),
           file: 'a readable file of public keys',
@@ -104,6 +105,7 @@ export const curveSecretFile = (
   check: (key: string) => void = () => {},
 ): RenewedFiles<string> =>
   new RenewedFiles({
+    key: 'kvEvents.curve.secretKeyFile',
     files: [{ path, isSecret: true }],
     make: ([file]) => {
       const key = curveKeyIn(file!);

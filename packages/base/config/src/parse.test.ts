@@ -64,6 +64,11 @@ it.each<[string, object, string]>([
     'FILE: logLevel: write one of trace, debug, info, warn, error, silent; correct it and start again',
   ],
   [
+    'bytes with a unit',
+    { ...node, arena: { bytes: '16GiB' } },
+    'FILE: arena.bytes: write a number of bytes, without a unit; correct it and start again',
+  ],
+  [
     'too little',
     { ...node, arena: { bytes: 5 } },
     'FILE: arena.bytes: write 1048576 or more; correct it and start again',

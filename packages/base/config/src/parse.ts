@@ -60,12 +60,22 @@ function whatIsWrong(issue: Issue, schema: z.ZodType, value: unknown): string {
     const near = typeof given === 'string' ? nearest(given, names) : undefined;
     return near === undefined ? `write one of ${names.join(', ')}` : `did you mean "${near}"?`;
   }
+  if (
+    issue.code === 'invalid_type' &&
+    issue.expected === 'number' &&
+    typeof given === 'string' &&
+    isOfBytes(issue.path)
+  )
+    return 'write a number of bytes, without a unit';
   if (issue.code === 'too_small' && issue.origin !== 'string' && issue.origin !== 'array')
     return `write ${issue.inclusive === false ? 'more than ' : ''}${issue.minimum}${issue.inclusive === false ? '' : ' or more'}`;
   if (issue.code === 'too_big' && issue.origin !== 'string' && issue.origin !== 'array')
     return `write ${issue.inclusive === false ? 'less than ' : ''}${issue.maximum}${issue.inclusive === false ? '' : ' or less'}`;
   return issue.message.replace(/^Invalid input: /, '');
 }
+
+/** By its name: `bytes`, `maxBytes`, `bytesPerS`. */
+const isOfBytes = (path: readonly PropertyKey[]): boolean => /^bytes|Bytes$/.test(String(path.at(-1)));
 
 /** What may stand there, if that is one of some names. */
 function namesOf(issue: Issue): string[] {

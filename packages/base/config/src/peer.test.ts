@@ -30,7 +30,9 @@ const ignore = (): void => {};
 it('reads a secret that nobody else can read', () => {
   const secretFile = join(folder, 'secret');
   const config = { encryption: 'none' as const, secretFile, trustedNetwork: false, reloadMs: 60_000 };
-  expect(() => readPeerCredentials(config, ignore)).toThrow(/secret: cannot be used \(ENOENT/);
+  expect(() => readPeerCredentials(config, ignore)).toThrow(
+    /^peers\.security\.secretFile: \/.*secret: cannot be used \(ENOENT/,
+  );
   writeFileSync(secretFile, 'x'.repeat(32), { mode: 0o600 });
   expect(readPeerCredentials(config, ignore)).toEqual({
     ...{ encryption: 'none', trustedNetwork: false },

@@ -100,6 +100,7 @@ export function readPeerCredentials(config: PeersConfig['security'], onProblem: 
   }
   const { secretFile, reloadMs, trustedNetwork } = config;
   const file = new RenewedFiles({
+    key: 'peers.security.secretFile',
     files: [{ path: secretFile, isSecret: true }],
     make: ([bytes]) => secretsIn(bytes!),
     file: 'a readable file',

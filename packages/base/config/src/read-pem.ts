@@ -7,14 +7,14 @@ export const mayOthersRead = ({ mode }: { readonly mode: number }): boolean => (
 
 /**
  * A group may read a secret: so Kubernetes mounts one for a process that is not root. `what` has to be named instead of one that cannot
- * be used.
+ * be used; `by`: what named it, in front of the line.
  * @throws KvError CONFIG: it cannot be read; or it is a secret, and others than its owner and its group may read it
  */
-export function readPem(file: string, isSecret: boolean, what = 'a readable file'): Buffer {
+export function readPem(file: string, isSecret: boolean, what = 'a readable file', by = ''): Buffer {
   try {
     if (isSecret && mayOthersRead(statSync(file))) throw new Error('others may read it; chmod o-rwx it');
     return readFileSync(file);
   } catch (error) {
-    throw new KvError('CONFIG', `${file}: cannot be used (${(error as Error).message}); name ${what}`);
+    throw new KvError('CONFIG', `${by}${file}: cannot be used (${(error as Error).message}); name ${what}`);
   }
 }

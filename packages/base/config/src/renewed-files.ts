@@ -8,6 +8,8 @@ import { KvError, within } from '@kvtier/errors';
 import { mayOthersRead, readPem } from './read-pem.ts';
 
 export interface RenewedFilesOptions<T> {
+  /** The configuration's, that names them: for the line of a start that fails. */
+  readonly key?: string;
   /** In the order in which `make` gets their bytes. */
   readonly files: readonly { readonly path: string; readonly isSecret: boolean }[];
   /** Of the bytes. @throws Error: why they are of no use */
@@ -36,13 +38,14 @@ export class RenewedFiles<T> {
 
   /** @throws KvError CONFIG: a file that cannot be used */
   constructor(options: RenewedFilesOptions<T>) {
-    const { files, make, file, content, reloadMs } = options;
+    const { key, files, make, file, content, reloadMs } = options;
+    const by = key === undefined ? '' : `${key}: `;
     this.#options = options;
-    this.#bytes = files.map(({ path, isSecret }) => readPem(path, isSecret, file));
+    this.#bytes = files.map(({ path, isSecret }) => readPem(path, isSecret, file, by));
     try {
       this.#made = make(this.#bytes);
     } catch (error) {
-      throw new KvError('CONFIG', `${files[0]!.path}: ${(error as Error).message}; name ${content}`);
+      throw new KvError('CONFIG', `${by}${files[0]!.path}: ${(error as Error).message}; name ${content}`);
     }
     this.#timer = setInterval(() => void this.reload(), reloadMs);
     this.#timer.unref();

@@ -54,6 +54,7 @@ export class WorkerAccess {
     this.trustedNetwork = trustedNetwork;
     if (tokenFile !== null)
       this.#token = new RenewedFiles({
+        key: 'access.tokenFile',
         files: [{ path: tokenFile, isSecret: true }],
         make: ([text]) => tokenIn(text!.toString('utf8')),
         file: 'a readable file',

@@ -65,6 +65,11 @@ it.each<[string, string, RegExp]>([
   expect(open).toThrow(expect.objectContaining({ code: 'CONFIG', message: expect.stringMatching(why) }));
 });
 
+it('a file that is not there is named with the key that names it', () => {
+  const missing = () => new ApiKeys('/nope', { key: 'adminKeysFile', onProblem: () => {} });
+  expect(missing).toThrow(/^adminKeysFile: \/nope: cannot be used \(ENOENT/);
+});
+
 it('a file that everybody may read is refused, one of the group is not', () => {
   write(first);
   chmodSync(file, 0o644);

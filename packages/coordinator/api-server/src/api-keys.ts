@@ -8,6 +8,8 @@ import { createHmac, randomBytes } from 'node:crypto';
 import { RenewedFiles } from '@kvtier/config/files';
 
 export interface ApiKeysOptions {
+  /** The configuration's, that names the file. */
+  readonly key?: string;
   readonly reloadMs?: number;
   /** Why the keys that lie there are not in use (one line); undefined: they are. */
   readonly onProblem: (why: string | undefined) => void;
@@ -20,8 +22,9 @@ export class ApiKeys {
   readonly #files: RenewedFiles<ReadonlySet<string>>;
 
   /** @throws KvError CONFIG: a file that cannot be used */
-  constructor(path: string, { reloadMs = 10_000, onProblem }: ApiKeysOptions) {
+  constructor(path: string, { key, reloadMs = 10_000, onProblem }: ApiKeysOptions) {
     this.#files = new RenewedFiles<ReadonlySet<string>>({
+      ...(key !== undefined && { key }),
       files: [{ path, isSecret: true }],
       make: ([text]) => new Set(keysOf(text!.toString('utf8')).map((key) => this.#digestOf(key))),
       file: 'a readable file of keys, one a line',

@@ -131,9 +131,10 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const limits = { ...defaultLimits, ...options.limits };
   const { logger } = options;
   const closers: (() => void)[] = [];
-  const keysOf = (file: string | null | undefined): ApiKeys | undefined => {
+  const keysOf = (key: 'apiKeysFile' | 'adminKeysFile', file: string | null | undefined): ApiKeys | undefined => {
     if (file == null) return undefined;
     const keys = new ApiKeys(file, {
+      key,
       onProblem: tellRenewed(logger, `API keys of ${file}`),
     });
     closers.push(() => keys.close());
@@ -147,14 +148,14 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const expected = new Expected({ engines, awayMs: limits.absentMs, leftAtMs, onWaiting });
   const onChange = (): void => expected.changed();
   const models = new Models({ engines, text, tokenizers: options.tokenizers ?? {}, logger, onChange });
-  const { answersRunning: maxRunning, unreadMs, tries: maxTries, retryMs: withinMs } = limits;
+  const { answersRunning: maxRunning, heldBytes, unreadMs, tries: maxTries, retryMs: withinMs } = limits;
   const among = (model: string): ReadonlySet<string> | undefined => models.among(model);
   const { handOffs, ttftMs, pods = new PodHandOff({ dispatch, pods: engines }) } = options;
   const { inTime = new InTime() } = options;
   const place = { dispatch, engines, handOffs, among, pods, inTime, expected, tries: { maxTries, withinMs } };
   const shared = { models, place, text, degraded, media, metrics, logger };
   const { logRequests = false } = options;
-  const generation = new Generation({ ...shared, maxRunning, unreadMs, ttftMs, logRequests });
+  const generation = new Generation({ ...shared, maxRunning, heldBytes, unreadMs, ttftMs, logRequests });
   const parts = {
     models,
     engines,
@@ -183,7 +184,13 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
       answered,
       logger,
     });
-  const server = httpOf(options, 'API server', limits, keysOf(apiKeysFile), keysOf(adminKeysFile));
+  const server = httpOf(
+    options,
+    'API server',
+    limits,
+    keysOf('apiKeysFile', apiKeysFile),
+    keysOf('adminKeysFile', adminKeysFile),
+  );
   addRoutes(server.app, parts);
   let isClosing = false;
   const operations = options.operations

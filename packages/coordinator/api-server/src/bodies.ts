@@ -12,6 +12,7 @@ import type { IncomingMessage } from 'node:http';
 import { setImmediate } from 'node:timers/promises';
 import { KvError } from '@kvtier/errors';
 import { HttpError } from './errors.ts';
+import { ownBound } from './own-bound.ts';
 
 export interface BodyLimits {
   /** Of one body. */
@@ -255,5 +256,4 @@ export function bodyOf({ body }: { readonly body: unknown }): Body {
 const tooLarge = (maxBytes: number): HttpError =>
   new HttpError(413, `The body is larger than ${maxBytes} bytes.`, { code: 'request_too_large' });
 
-const busy = (): KvError =>
-  new KvError('BUSY', 'the API server: too many large bodies arrive at once; try again later', { retry: true });
+const busy = (): KvError => ownBound('too many large bodies arrive at once');

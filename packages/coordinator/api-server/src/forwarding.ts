@@ -2,7 +2,7 @@
  * Requests to workers with OpenAI's API: the body goes on as it came, and the answer comes back as it is, piece by piece.
  *
  * Until its first byte a failure is tried at another worker: a connection that ends, and statuses that say "not here, not now". After
- * that the client's connection ends with the worker's.
+ * that a stream of events ends with one that says the failure, where it stands between two, and any other answer with its connection.
  *
  * Invariants: one piece of an answer waits at most, of a client that does not read; one that reads nothing for `unreadMs` is cut off. What
  * a client's `kv_transfer_params` lend (transfer.ts) is shown to one worker: the next one computes the prompt.
@@ -10,8 +10,10 @@
 import { pipeline } from 'node:stream/promises';
 import { type Choice, sessionHeaders } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
-import { leave } from '@kvtier/registry';
+import { leave, type Usage } from '@kvtier/registry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
+import { AnswerEnd, isOfEvents } from './answer-end.ts';
+import { markCut } from './cut-answers.ts';
 import type { Forwarded } from './engines.ts';
 import { HttpError } from './errors.ts';
 import { withMembers } from './json-members.ts';
@@ -44,6 +46,8 @@ export interface ForwardOptions {
   /** A worker failed; it is tried at another. */
   readonly retried: (error: unknown) => void;
   readonly firstByte: () => void;
+  /** What a whole answer says of its tokens, where it does. */
+  readonly usage: (usage: Usage) => void;
 }
 
 /** Answers the request. @throws KvError: while nothing is written */
@@ -55,10 +59,10 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
     const value = request.headers[name];
     if (typeof value === 'string') headers[name] = value;
   }
-  const { model, tokens, blockTokens, maxTokens, keys, session } = body;
+  const { model, otherName, tokens, blockTokens, maxTokens, keys, session } = body;
   const firstTokenByMs = ttftMs === undefined ? undefined : arrivedMs + ttftMs;
   const prompt = { tokens, blockTokens, maxTokens, keys, session, firstTokenByMs };
-  const routed = { id: requestId, model, among: place.among(model), ...prompt };
+  const routed = { id: requestId, model, among: place.among(otherName?.name ?? model), ...prompt };
   const { pods, inTime } = place;
   const named = request.headers[prefillerHeader];
   const legs = pods.concerns(model)
@@ -69,7 +73,7 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
     : undefined;
   const isOnlyIfHeld = prefers(request, 'if-available');
   // Nobody computes what may have to be refused: the pod alone can say whether it has it.
-  const legsFor = ({ match }: Choice): TwoLegs | undefined => (isOnlyIfHeld && match.isUnknown ? undefined : legs);
+  const legsFor = (choice: Choice): TwoLegs | undefined => (isOnlyIfHeld && isUnknown(body, choice) ? undefined : legs);
   const wanted = { model, arrivedMs, ttftMs };
   /** Of the request at its last worker: when it was sent, and how long it was to take. */
   let sent: { readonly atMs: number; readonly predictedS: number } | undefined;
@@ -103,7 +107,7 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
         await leave(answer);
         throw refused;
       }
-      const isStreamed = String(answer.headers['content-type'] ?? '').startsWith('text/event-stream');
+      const isStreamed = isOfEvents(answer);
       await stream(reply, answer, choice, options, () => {
         // The first byte of a whole answer comes with its last token.
         if (sent && isStreamed) inTime.came(sent.predictedS, (performance.now() - sent.atMs) / 1_000);
@@ -128,11 +132,15 @@ function prefers({ headers }: FastifyRequest, preference: string): boolean {
   return all.some((one) => one.split(';', 1)[0]!.trim().toLowerCase() === preference);
 }
 
+/** Whether nobody here can say what is held of the prompt: without an index, and of an adapter. */
+const isUnknown = ({ otherName }: PassedOn, { match }: Choice): boolean =>
+  match.isUnknown === true || otherName?.isAdapter === true;
+
 /** @throws HttpError 412: full blocks of the prompt would have to be computed, more than `cache_hit_threshold` leaves */
 function checkHeld(reply: FastifyReply, body: PassedOn, choice: Choice, placed: Placed): void {
   const { tokens, blockTokens, cacheHitThreshold = 1 } = body;
-  const { blocks, remoteBlocks = 0, isUnknown } = choice.match;
-  if (isUnknown) return; // the pod may know
+  const { blocks, remoteBlocks = 0 } = choice.match;
+  if (isUnknown(body, choice)) return; // the pod may know
   // The last token is computed in any case.
   const wanted = Math.ceil(Math.floor(Math.max(tokens - 1, 0) / blockTokens) * cacheHitThreshold);
   if (blocks + remoteBlocks >= wanted) return;
@@ -148,14 +156,14 @@ async function stream(
   reply: FastifyReply,
   answer: Forwarded,
   choice: Choice,
-  { placed, unreadMs, signal, firstByte }: ForwardOptions,
+  { placed, unreadMs, signal, firstByte, usage }: ForwardOptions,
   seen: () => void,
 ): Promise<void> {
   // The status is written with the first byte: until then the worker may still fail, and another one may not.
   const pieces = answer.body[Symbol.asyncIterator]();
   const first = await pieces.next();
   // A whole answer comes when all of it is computed.
-  choice.firstToken(/^text\/event-stream\b/i.test(String(answer.headers['content-type'] ?? '')));
+  choice.firstToken(isOfEvents(answer));
   firstByte();
   if (answer.status === 200) seen();
   const headers: Record<string, string | string[]> = { ...placed.headers(), 'x-request-id': String(reply.request.id) };
@@ -171,23 +179,39 @@ async function stream(
   raw.writeHead(answer.status, headers);
   // The client's time runs while it has something to read; how long a worker may be silent its line says.
   const mayWait = (ms: number): void => void raw.socket?.setTimeout(ms);
+  const end = new AnswerEnd(answer, usage);
+  let failure: KvError | undefined;
   const all = async function* () {
     try {
       for (let next = first; !next.done; next = await pieces.next()) {
+        end.push(next.value);
         mayWait(unreadMs);
         yield next.value;
         mayWait(0);
       }
+      if (!end.cameWhole()) markCut(raw);
+    } catch (error) {
+      const why = KvError.from(error, 'DISCONNECTED');
+      if (why.code === 'CANCELLED') throw why; // its client left
+      if (end.isDone()) return void end.cameWhole();
+      failure = why;
+      markCut(raw);
+      const last = end.lastEvent(why);
+      if (last === undefined) throw why;
+      mayWait(unreadMs);
+      yield last;
     } finally {
       await pieces.return?.();
     }
   };
   try {
-    await pipeline(all, raw, { signal });
+    // What aborts `signal` ends the pieces, and so is told as any other failure.
+    await pipeline(all, raw);
   } catch (error) {
     raw.destroy();
     throw signal.aborted ? signal.reason : KvError.from(error, 'DISCONNECTED');
   }
+  if (failure) throw failure;
 }
 
 function refusalOf({ status }: Forwarded, { worker }: Choice): KvError {

@@ -19,6 +19,7 @@ import { BodyReader, type Read } from './body-reader.ts';
 import { forward } from './forwarding.ts';
 import type { RequestMetrics } from './metrics.ts';
 import type { Models } from './models.ts';
+import { ownBound } from './own-bound.ts';
 import type { PassedOn } from './pass-on.ts';
 import { Placed } from './placed.ts';
 import type { Totals, Workplace } from './plan.ts';
@@ -30,7 +31,6 @@ import { collect, type OnDelta, stream, type Written } from './written-answers.t
 
 /** OpenAI's default for completions. A chat goes on to the model's end. */
 const completionMaxTokens = 16;
-const maxPassedBytes = 512 << 20;
 /** A body is read again while tokenizers are replaced, so often at most. */
 const maxReads = 4;
 
@@ -70,6 +70,8 @@ export interface GenerationOptions {
   readonly logRequests: boolean;
   /** Answers generated at once, of all requests; more are refused with 429. */
   readonly maxRunning: number;
+  /** Of bodies that wait for their workers' answers, of all requests. */
+  readonly heldBytes: number;
   /** A client that takes nothing of its stream for so long is cut off. */
   readonly unreadMs: number;
 }
@@ -208,12 +210,10 @@ export class Generation {
     { arrivedMs, targets, trace }: AskedFor,
     signal: AbortSignal,
   ): Promise<unknown> {
-    const { place, metrics, unreadMs, logger } = this.#options;
+    const { place, metrics, unreadMs, logger, heldBytes } = this.#options;
     const { byteLength } = body.passedOn;
-    if (this.#passedBytes + byteLength > maxPassedBytes)
-      throw new KvError('BUSY', 'the API server: too many bodies wait for their workers; try again later', {
-        retry: true,
-      });
+    if (this.#passedBytes + byteLength > heldBytes)
+      throw ownBound(`bodies of more than ${heldBytes} bytes would wait for their workers`);
     this.#passedBytes += byteLength;
     try {
       await forward(request, reply, {
@@ -227,6 +227,7 @@ export class Generation {
         unreadMs,
         signal,
         retried: (error) => metrics.countRetry(error),
+        usage: (usage) => metrics.countUsage(usage),
         firstByte: () => {
           trace.firstTokenAtMs = performance.now();
           metrics.firstTokenSeconds.observe((trace.firstTokenAtMs - arrivedMs) / 1000);

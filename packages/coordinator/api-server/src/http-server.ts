@@ -6,7 +6,7 @@
  */
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, RequestListener, Server, ServerResponse } from 'node:http';
-import { InvariantError, KvError } from '@kvtier/errors';
+import { InvariantError } from '@kvtier/errors';
 import { type Logger, tellRenewed } from '@kvtier/telemetry';
 import { IdleConnections, listenFailure, renewedTlsServer, type ServerTls, tellUnaccepted } from '@kvtier/wire/http';
 import fastify, {
@@ -18,8 +18,10 @@ import fastify, {
 } from 'fastify';
 import { Bodies, Body } from './bodies.ts';
 import type { Callers } from './callers.ts';
+import { endedAs } from './cut-answers.ts';
 import { HttpError, toHttpError } from './errors.ts';
 import type { ApiServerLimits } from './limits.ts';
+import { ownBound } from './own-bound.ts';
 
 export type { ServerTls };
 
@@ -35,7 +37,7 @@ export interface HttpAppOptions {
   readonly callers: Pick<Callers, 'check'>;
   /** undefined: plain text. */
   readonly tls: ServerTls | undefined;
-  /** An answer has ended, by route and status (499: its client left). */
+  /** An answer has ended, by route and status (499: its client left, 502: it had begun and was cut). */
   readonly answered: (route: string, status: number) => void;
   readonly logger: Logger;
 }
@@ -174,13 +176,10 @@ function createApp(
     );
     const route = request.routeOptions.url ?? 'unknown';
     // 'close' comes after every answer, and alone when the client left before it was complete.
-    reply.raw.once('close', () => {
-      const complete = reply.raw.writableFinished && !unread;
-      answered(route, complete ? reply.raw.statusCode : 499);
-    });
+    reply.raw.once('close', () => answered(route, endedAs(reply.raw, reply.raw.writableFinished && !unread)));
     callers.check(request.headers, route);
     if (answers.size > limits.requests) {
-      throw new KvError('BUSY', `the API server: ${limits.requests} requests are in progress; try again later`);
+      throw ownBound(`${limits.requests} requests are in progress`);
     }
   });
   app.setNotFoundHandler((request, reply) =>

@@ -1,4 +1,4 @@
-/** All the API server's limits in one place. */
+/** All the API server's limits in one place; those that grow with a machine are the configuration's, too (`limits`). */
 export interface ApiServerLimits {
   /** A prompt of a million token ids fits. */
   readonly bodyBytes: number;
@@ -13,6 +13,8 @@ export interface ApiServerLimits {
   readonly largeBodyMs: number;
   /** A client that takes nothing of its answer for so long is cut off. */
   readonly unreadMs: number;
+  /** Bodies that wait for their workers' answers, all together: a body goes on as it came, and may have to go to another worker. */
+  readonly heldBytes: number;
   /** Answers generated at once; the engine's own queue is shorter by default (1,024 waiting). */
   readonly answersRunning: number;
   /** Answers run and none has a token for so long: /health says 503. */
@@ -35,6 +37,7 @@ export const defaultLimits: ApiServerLimits = {
   largeBodies: 16,
   largeBodyMs: 20_000,
   unreadMs: 60_000,
+  heldBytes: 512 << 20,
   answersRunning: 2_048,
   stallMs: 120_000,
   tries: 5,

@@ -1,5 +1,6 @@
 /** The API server's own metrics, `kvtier_request_*`; /metrics gives them followed by those of the workers. */
 import { KvError } from '@kvtier/errors';
+import type { Usage } from '@kvtier/registry';
 import { processMetrics } from '@kvtier/telemetry/metrics';
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
 import type { Engines } from './engines.ts';
@@ -12,7 +13,7 @@ export class RequestMetrics {
   readonly #registers = [this.#registry];
   readonly requests = new Counter({
     name: 'kvtier_requests_total',
-    help: 'HTTP requests answered, by route and status (499: the client ended it)',
+    help: 'HTTP requests answered, by route and status (499: the client ended it, 502: cut after it had begun)',
     labelNames: ['route', 'status'] as const,
     registers: this.#registers,
   });
@@ -89,6 +90,13 @@ export class RequestMetrics {
     this.#promptTokens.inc(totals.promptTokens);
     this.#completionTokens.inc(totals.completionTokens);
     for (const [tier, tokens] of Object.entries(totals.tokensByTier)) this.#cachedTokens.inc({ tier }, tokens);
+  }
+
+  /** As a pod's answer says it: where cached tokens came from it does not tell. */
+  countUsage({ promptTokens, completionTokens, cachedTokens }: Usage): void {
+    this.#promptTokens.inc(promptTokens);
+    this.#completionTokens.inc(completionTokens);
+    if (cachedTokens > 0) this.#cachedTokens.inc({ tier: 'pod' }, cachedTokens);
   }
 
   /** Prometheus' text form. */

@@ -12,12 +12,15 @@ import { defaultRootSeed } from '@kvtier/identity';
 import { LateLook, type Worker, type WorkerFacts } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 import type { Engines } from './engines.ts';
+import { isAlike, named, type OtherNames, otherNamesOf } from './other-names.ts';
 import type { BlockNames } from './prompt-keys.ts';
 import type { TextModel } from './text-model.ts';
 import type { LoadedText, TextPool } from './text-pool.ts';
 
 export interface Model {
   readonly name: string;
+  /** Of an adapter: the model that it is one of. */
+  readonly parent?: string;
   readonly text: LoadedText;
   readonly maxModelTokens: number;
   readonly stopTokenIds: readonly number[];
@@ -47,6 +50,8 @@ interface Entry {
   problem: KvError | undefined;
   /** Names of its workers, where some are of another kind; undefined: all of that model. */
   among: ReadonlySet<string> | undefined;
+  /** What else pods call it, and which of them do. */
+  others: OtherNames;
   /** performance.now() since which it has no worker. */
   leftAtMs: number | undefined;
 }
@@ -101,14 +106,30 @@ export class Models {
   /** Those whose texts are there. */
   all(): Model[] {
     const models: Model[] = [];
-    for (const { model, leftAtMs } of this.#current.values())
-      if (model !== undefined && leftAtMs === undefined) models.push(model);
+    for (const entry of this.#current.values())
+      if (entry.model !== undefined && entry.leftAtMs === undefined) models.push(named(entry.model, entry.others));
     return models;
   }
 
   get(name: string): Model | undefined {
     const entry = this.#current.get(name);
-    return entry?.leftAtMs === undefined ? entry?.model : undefined;
+    return entry === undefined
+      ? this.named().find((model) => model.name === name)
+      : entry.leftAtMs === undefined
+        ? entry.model
+        : undefined;
+  }
+
+  /** Each name that is served, other names behind the model that they stand for. @throws as `served` */
+  named(): Model[] {
+    const names = new Set(this.#current.keys());
+    return this.served().flatMap((model) => {
+      const others = (model.text.model.otherNames ?? []).filter(({ name }) => !names.has(name) && names.add(name));
+      return [
+        model,
+        ...others.map(({ name, isAdapter }) => ({ ...model, name, ...(isAdapter && { parent: model.name }) })),
+      ];
+    });
   }
 
   /** Since when this model, or the last of any that has none, has no worker; undefined: it has, or never had. */
@@ -121,7 +142,13 @@ export class Models {
 
   /** Names of the only workers that get this model's requests; undefined: all that serve it. */
   among(name: string): ReadonlySet<string> | undefined {
-    return this.#current.get(name)?.among;
+    const entry = this.#current.get(name);
+    if (entry !== undefined) return entry.among;
+    for (const { others } of this.#current.values()) {
+      const other = others.find((one) => one.name === name);
+      if (other !== undefined) return other.among;
+    }
+    return undefined;
   }
 
   /** As `all`. @throws KvError DISCONNECTED or MODEL: why there is none */
@@ -135,11 +162,12 @@ export class Models {
   /** Those that requests may name: those served, and those without a worker now, which say so (`hasLeft`). @throws as `served` */
   readable(): Model[] {
     const models: Model[] = [];
-    for (const { model, leftAtMs } of this.#current.values()) {
-      if (model === undefined) continue;
+    for (const entry of this.#current.values()) {
+      if (entry.model === undefined) continue;
+      const model = named(entry.model, entry.others);
       const { text } = model;
       models.push(
-        leftAtMs === undefined ? model : { ...model, text: { ...text, model: { ...text.model, hasLeft: true } } },
+        entry.leftAtMs === undefined ? model : { ...model, text: { ...text, model: { ...text.model, hasLeft: true } } },
       );
     }
     return models.length > 0 ? models : this.served();
@@ -194,15 +222,18 @@ export class Models {
     for (const [name, text] of wanted) {
       const entry = this.#entries.get(name);
       const among = this.#amongOf(text);
+      const others = otherNamesOf(text, this.#options.engines.workers());
       // Of one that was away the files may be others, whatever is said of them.
       if (entry !== undefined && entry.leftAtMs === undefined && isSame(entry.text, text)) {
         entry.among = among;
+        if (!isAlike(entry.others, others)) this.#version++;
+        entry.others = others;
         continue;
       }
       if (entry === undefined && this.#entries.size >= maxModels && !this.#forgetOne()) continue;
       // Until the new texts are read, the old ones serve, unless they would be other words to the workers that are there now.
       const model = entry?.text.textDigest === text.textDigest ? entry?.model : undefined;
-      const next: Entry = { text, model, problem: undefined, among, leftAtMs: undefined };
+      const next: Entry = { text, model, problem: undefined, among, others, leftAtMs: undefined };
       this.#entries.set(name, next);
       this.#version++;
       void this.#load(next);

@@ -7,6 +7,7 @@
  * requests, and to send those that begin alike to one worker. All other parameters, known or not, change nothing here.
  */
 import type { Keys } from '@kvtier/kv-index';
+import type { OtherName } from '@kvtier/registry';
 import { badParameter } from './errors.ts';
 import type { JsonMembers } from './json-members.ts';
 import { parseChat, parseCompletion, sessionOf } from './params.ts';
@@ -17,6 +18,8 @@ import { isLoan } from './transfer.ts';
 
 export interface PassedOn {
   readonly model: string;
+  /** Where the body names its model otherwise: only some of its workers may know that name. */
+  readonly otherName?: OtherName | undefined;
   /** The body as it came, when it comes back from the thread. */
   readonly passedOn: ArrayBuffer;
   readonly tokens: number;
@@ -61,8 +64,11 @@ export function passOn(endpoint: Endpoint, body: unknown, model: TextModel, load
     throw badParameter(undefined, 'The body must be a JSON object.', 'invalid_json');
   const given = body as Body;
   const asked = given.max_completion_tokens ?? given.max_tokens;
+  // Of an adapter's blocks no index knows the names: under these, whatever the model holds is not taken for the adapter's.
+  const otherName = model.otherNames?.find(({ name }) => name === given.model);
+  const loraName = otherName?.isAdapter ? otherName.name : '';
   const head = {
-    model: model.name,
+    ...{ model: model.name, otherName },
     passedOn: nothing,
     maxTokens:
       typeof asked === 'number' && asked > 0
@@ -77,10 +83,20 @@ export function passOn(endpoint: Endpoint, body: unknown, model: TextModel, load
   if (ids !== undefined) {
     const salt = typeof given.cache_salt === 'string' ? given.cache_salt : '';
     const blockTokens = model.blocks?.blockTokens ?? ofText.blockTokens;
-    return { ...head, tokens: ids.length, blockTokens, keys: keysOfPrompt(ids, model.blocks ?? ofText, salt) };
+    return {
+      ...head,
+      tokens: ids.length,
+      blockTokens,
+      keys: keysOfPrompt(ids, model.blocks ?? ofText, salt, loraName),
+    };
   }
   const words = wordsOf(endpoint === 'completion' ? given.prompt : toolsFirst(given));
-  return { ...head, tokens: words.length, blockTokens: ofText.blockTokens, keys: keysOfPrompt(words, ofText) };
+  return {
+    ...head,
+    tokens: words.length,
+    blockTokens: ofText.blockTokens,
+    keys: keysOfPrompt(words, ofText, '', loraName),
+  };
 }
 
 /** As the worker will have them, if we read the body as it does; undefined: we do not. */

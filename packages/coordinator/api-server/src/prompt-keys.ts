@@ -14,12 +14,16 @@ const hashers = new Map<string, ChainHasher | undefined>();
 const maxHashers = 64;
 const noKeys: Keys = new Int32Array(0);
 
-/** Of its full blocks, in memory of their own; none where it is not known how blocks are named. */
-export function keysOfPrompt(tokens: Uint32Array, names: BlockNames | undefined, cacheSalt = ''): Keys {
+/** Of its full blocks, under an adapter if one is named, in memory of their own; none where it is not known how blocks are named. */
+export function keysOfPrompt(tokens: Uint32Array, names: BlockNames | undefined, cacheSalt = '', loraName = ''): Keys {
   const hasher = names && hasherOf(names);
   if (hasher === undefined) return noKeys.slice();
-  if (cacheSalt === '') return toAsk(keysOfHashes(hasher.hashBlocks(null, tokens), hasher.hashBytes));
-  const hashes = new SequenceHashes(hasher, { cacheSalt });
+  if (cacheSalt === '' && loraName === '')
+    return toAsk(keysOfHashes(hasher.hashBlocks(null, tokens), hasher.hashBytes));
+  const hashes = new SequenceHashes(hasher, {
+    ...(cacheSalt !== '' && { cacheSalt }),
+    ...(loraName !== '' && { loraName }),
+  });
   hashes.append(tokens);
   return toAsk(keysOfHashes(hashes.packed, hasher.hashBytes));
 }

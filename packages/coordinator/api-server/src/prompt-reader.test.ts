@@ -32,7 +32,10 @@ const workerOf = (kind: 'openai' | 'kvtier', model: string): Worker =>
   ({ record: { kind }, state: 'ready', facts: { model } }) as Worker;
 const readerOf = (models: readonly TextModel[], workers: readonly Worker[]): PromptReader =>
   new PromptReader({
-    models: { all: () => models.map((model) => ({ name: model.name, text: { model, generation: 1 } }) as Model) },
+    models: {
+      among: (name) => new Set([`knows ${name}`]),
+      all: () => models.map((model) => ({ name: model.name, text: { model, generation: 1 } }) as Model),
+    },
     engines: { workers: () => workers },
     text: here,
   });

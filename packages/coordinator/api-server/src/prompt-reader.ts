@@ -8,10 +8,14 @@ import type { Models } from './models.ts';
 import type { PassedOn } from './pass-on.ts';
 import type { LoadedText, TextPool } from './text-pool.ts';
 
-export type PromptFacts = Omit<PassedOn, 'passedOn' | 'members' | 'isTransfer' | 'isLoan' | 'cacheHitThreshold'>;
+export interface PromptFacts
+  extends Omit<PassedOn, 'otherName' | 'passedOn' | 'members' | 'isTransfer' | 'isLoan' | 'cacheHitThreshold'> {
+  /** Names of the only pods that know the name that the body has for its model; undefined: all of the model do. */
+  readonly among?: ReadonlySet<string> | undefined;
+}
 
 export interface PromptReaderParts {
-  readonly models: Pick<Models, 'all'>;
+  readonly models: Pick<Models, 'all' | 'among'>;
   readonly engines: Pick<Engines, 'workers'>;
   readonly text: Pick<TextPool, 'run'>;
 }
@@ -36,8 +40,9 @@ export class PromptReader {
     const understood = await this.#parts.text.run(kind, served, body, signal);
     if (!('passedOn' in understood))
       throw new Error(`a body for ${understood.model} was read as one of our own workers'`);
-    const { model, tokens, maxTokens, blockTokens, keys, session } = understood;
-    return { model, tokens, maxTokens, blockTokens, keys, session };
+    const { model, otherName, tokens, maxTokens, blockTokens, keys, session } = understood;
+    const among = otherName && this.#parts.models.among(otherName.name);
+    return { model, tokens, maxTokens, blockTokens, keys, session, ...(among && { among }) };
   }
 
   /** Also those that our own workers serve, too: a gateway reaches none of these. */

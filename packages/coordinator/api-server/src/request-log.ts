@@ -4,6 +4,7 @@
  */
 import { type Logger, traceparentOf } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
+import { endedAs } from './cut-answers.ts';
 import type { Placed } from './placed.ts';
 
 /** What is known of a request by its end; filled in as it comes to be known. */
@@ -34,7 +35,7 @@ export function traceRequest(
     logger.info(
       {
         ...{ request: request.id, workerRequest: requestId, traceparent, route: request.routeOptions.url, model },
-        status: raw.writableFinished ? raw.statusCode : 499,
+        status: endedAs(raw),
         ...Object.fromEntries(
           Object.entries(placed?.headers() ?? {}).map(([name, value]) => [name.replace('x-kvtier-', ''), value]),
         ),

@@ -32,7 +32,7 @@ export function addRoutes(app: FastifyInstance, parts: Parts): void {
   };
   app.post('/v1/completions', (request, reply) => generation.completions(request, reply));
   app.post('/v1/chat/completions', (request, reply) => generation.chat(request, reply));
-  app.get('/v1/models', async () => ({ object: 'list', data: models.served().map(modelCard) }));
+  app.get('/v1/models', async () => ({ object: 'list', data: models.named().map(modelCard) }));
   app.get<{ Params: { '*': string } }>('/v1/models/*', async (request) => {
     const name = request.params['*']; // served names may hold a slash
     models.served();
@@ -63,10 +63,11 @@ export async function metricsTextOf({ metrics, engines, moreMetrics }: MetricsPa
   return `${texts.filter((part) => part !== '').join('\n')}\n`;
 }
 
-const modelCard = ({ name, createdSeconds, maxModelTokens }: Model) => ({
+const modelCard = ({ name, parent, createdSeconds, maxModelTokens }: Model) => ({
   id: name,
   object: 'model',
   created: createdSeconds,
   owned_by: 'kvtier',
   max_model_len: maxModelTokens,
+  ...(parent !== undefined && { parent }),
 });

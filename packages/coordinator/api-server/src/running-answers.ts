@@ -2,7 +2,7 @@
  * Answers that are being generated, of all requests: how many at once, and the last sign of life of any. An answer runs until all of it is
  * written: a client that takes what waited for it is a sign of life, too, or slow readers would look like a worker that is stuck.
  */
-import { KvError } from '@kvtier/errors';
+import { ownBound } from './own-bound.ts';
 
 export interface Progress {
   readonly running: number;
@@ -44,10 +44,7 @@ export class RunningAnswers {
    */
   async counted<T>(count: number, tells: boolean, work: () => Promise<T>): Promise<T> {
     if (this.#running + count > this.#most)
-      throw new KvError(
-        'BUSY',
-        `the API server: ${this.#running} answers are being generated already; try again later`,
-      );
+      throw ownBound(`${this.#running} of ${this.#most} answers are being generated already`);
     if (tells && this.#telling === 0) this.signOfLife();
     const telling = tells ? count : 0;
     this.#change(count, telling);

@@ -1,4 +1,5 @@
 /** A model as those see it who work on texts for it. */
+import type { OtherName } from '@kvtier/registry';
 import type { BlockNames } from './prompt-keys.ts';
 
 /** What has to be known of a model. */
@@ -13,6 +14,8 @@ export interface TextModel {
   readonly vocabSize: number;
   /** undefined: nobody says how its blocks are named. */
   readonly blocks: BlockNames | undefined;
+  /** What else it is called by those workers, each of them by some. */
+  readonly otherNames?: readonly OtherName[];
   /** Its workers take OpenAI's bodies as they came. */
   readonly isPassedOn: boolean;
   /** It has no worker now. */

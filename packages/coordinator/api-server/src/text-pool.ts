@@ -17,6 +17,7 @@ import { bundleOf } from '@kvtier/telemetry';
 import { TokenTable, type TokenTableParts } from './detokenizer.ts';
 import { HttpError } from './errors.ts';
 import { idsAtOnce } from './ids-at-once.ts';
+import { ownBound } from './own-bound.ts';
 import type { TextModel } from './text-model.ts';
 import { type Taker, TextQueue } from './text-queue.ts';
 import { type BodyKind, keysIn, type Understood } from './understand.ts';
@@ -251,7 +252,7 @@ export class TextPool {
   #run(job: TextJob, signal?: AbortSignal, thread?: TextThread): Promise<TextOutcome> {
     if (this.#closed) return Promise.reject(closing());
     if (signal?.aborted) return Promise.reject(signal.reason);
-    if (this.#queue.length >= maxWaiting) return Promise.reject(busy(`${maxWaiting} requests wait to be read`));
+    if (this.#queue.length >= maxWaiting) return Promise.reject(ownBound(`${maxWaiting} requests wait to be read`));
     return new Promise((resolve, reject) => {
       const settle = (outcome: TextOutcome | Error): void => {
         clearTimeout(timer);
@@ -268,7 +269,7 @@ export class TextPool {
       };
       const leave = (): void => drop(signal!.reason as Error);
       const timer = setTimeout(
-        () => drop(busy(`the request waited ${this.#waitMs / 1_000} s to be read`)),
+        () => drop(ownBound(`the request waited ${this.#waitMs / 1_000} s to be read`)),
         this.#waitMs,
       );
       signal?.addEventListener('abort', leave, { once: true });
@@ -307,7 +308,6 @@ function asError(failure: TextFailure): Error {
 /** Of a model whose answers are text already. */
 const noTokens = new TokenTable({ bytes: new Uint8Array(0), ends: new Uint32Array(0), literal: [] });
 
-const busy = (why: string): KvError => new KvError('BUSY', `the API server: ${why}; try again later`, { retry: true });
 const closing = (): KvError => new KvError('DISCONNECTED', 'the API server is closing; try again', { retry: true });
 const tookTooLong = (ms: number): KvError =>
   new KvError('DEADLINE', `the API server: the body was not read within ${ms / 1_000} s; send less`);

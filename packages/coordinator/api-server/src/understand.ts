@@ -132,7 +132,9 @@ const contextOf = ({ maxModelTokens }: TextModel): number => (maxModelTokens > 0
 function modelOf(body: unknown, models: readonly TextModel[]): TextModel {
   const name = (body as { model?: unknown } | null)?.model;
   if (typeof name === 'string') {
-    const model = models.find((served) => served.name === name);
+    const model =
+      models.find((served) => served.name === name) ??
+      models.find(({ otherNames }) => otherNames?.some((other) => other.name === name));
     if (model === undefined) throw unknownModel(name);
     return model;
   }

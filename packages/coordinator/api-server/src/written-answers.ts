@@ -6,6 +6,7 @@
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import type { FastifyReply } from 'fastify';
+import { markCut } from './cut-answers.ts';
 import { toHttpError } from './errors.ts';
 import type { Placed } from './placed.ts';
 import type { Delta, Plan, Totals } from './plan.ts';
@@ -98,6 +99,7 @@ export async function stream(
     // The status is out already: the client learns from an event.
     const failure = toHttpError(error);
     const level = failure.status === 499 ? 'debug' : 'warn';
+    if (failure.status !== 499) markCut(reply.raw);
     logger[level]({ request: plan.requestId }, `stream ended: ${failure.message}`);
     await events.fail(failure.body);
   }

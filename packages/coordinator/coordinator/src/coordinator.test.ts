@@ -143,6 +143,20 @@ it('one engine needs no index, and nothing is degraded', async () => {
   expect(coordinator!.endpointPicker).toBeUndefined();
 });
 
+it('takes as much at once as its configuration says', async () => {
+  await start({ engine: `unix:${dir}/a`, limits: { answers: 1 } });
+  await ready();
+  const response = await fetch(`${coordinator!.url}/v1/completions`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ prompt: [5], n: 2 }),
+  });
+  expect([response.status, await response.json()]).toMatchObject([
+    429,
+    { error: { message: "this coordinator's own bound: 0 of 1 answers are being generated already; try again later" } },
+  ]);
+});
+
 it('told to end, it lets answers that run end within drainMs, and takes nothing new', async () => {
   let finish = (): void => {};
   engines[0]!.script = (call) => {

@@ -36,7 +36,7 @@ export interface Coordinator {
 /** Resolves when all of it listens. @throws KvError: what can never work, in one line (CONFIG, LOCKED, SETUP, MODEL) */
 export async function startCoordinator(config: CoordinatorConfig, logger: Logger): Promise<Coordinator> {
   const { routing, handoff, admission, index, access, host, port, tls, tokenizers } = config;
-  const { apiKeysFile, adminKeysFile, trustedNetwork, operations } = config;
+  const { apiKeysFile, adminKeysFile, trustedNetwork, operations, limits } = config;
   checkTokenizers(tokenizers, (line) => logger.warn(line));
   const discovery = discoveryOf(config);
   const workerAccess = access && new WorkerAccess(access, tellRenewed(logger, 'worker access: files'));
@@ -73,7 +73,11 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     isReady,
     ...{ inTime, ttftMs: admission.ttftMs ?? undefined },
     media: Indexes.media,
-    limits: { absentMs: routing.absentMs, closeGraceMs: config.drainMs },
+    limits: {
+      ...{ connections: limits.connections, requests: limits.requests },
+      ...{ answersRunning: limits.answers, heldBytes: limits.heldBytes },
+      ...{ absentMs: routing.absentMs, closeGraceMs: config.drainMs },
+    },
     degraded: () => (fleet.discoveryProblem === undefined ? [] : ['discovery']),
     guesses: () => indexes.isGuessing,
     parts: () => ({ routing: dispatcher.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),

@@ -213,12 +213,12 @@ describe('the queue', () => {
     await expect(dispatcher.choose(request(), never)).rejects.toMatchObject({
       code: 'BUSY',
       retryAfterS: 3,
-      message: 'model demo: 1 requests wait already; try again later',
+      message: 'model demo: all its workers are saturated: 1 requests wait already; try again later',
     });
     await expect(held).rejects.toMatchObject({
       code: 'BUSY',
       retryAfterS: 3,
-      message: 'model demo: no worker had room within 0.02 s; try again later',
+      message: 'model demo: all its workers are saturated: no worker had room within 0.02 s; try again later',
     });
     expect(dispatcher.stats()).toMatchObject({ waiting: 0, saturated: 2 });
   });

@@ -278,7 +278,7 @@ export class Dispatcher implements Dispatch {
 
   #saturatedBy(lane: Lane, why: string): Saturated {
     this.#saturated++;
-    return new Saturated(`model ${lane.model}: ${why}; try again later`, lane.expectedS);
+    return new Saturated(`model ${lane.model}: all its workers are saturated: ${why}; try again later`, lane.expectedS);
   }
 }
 

@@ -1,7 +1,7 @@
 /** The endpoint picker's own metrics, `kvtier_picker_*`. */
+import type { Usage } from '@kvtier/registry';
 import { Counter, Gauge, Histogram, Registry, secondsBuckets } from '@kvtier/telemetry/metrics';
 import type { Outcome } from './refusal.ts';
-import type { Usage } from './usage.ts';
 
 /** Why a request was routed by load alone. */
 export type Unread = 'no_body' | 'too_large' | 'not_sent' | 'not_understood';

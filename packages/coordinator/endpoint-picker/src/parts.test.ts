@@ -1,12 +1,10 @@
-/** What is read of a gateway's words and of an answer, and which endpoints there are. */
+/** What is read of a gateway's words, and which endpoints there are. */
 
 import { endpointOf, ipEndpointOf } from '@kvtier/pod-handoff';
-import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { askedOf, servedOf } from './asked.ts';
 import { candidatesOf } from './endpoints.ts';
 import { pod } from './testing/index.ts';
-import { UsageReader } from './usage.ts';
 
 const headers = (values: readonly (readonly [string, string])[]) => ({
   headers: { headers: values.map(([key, value]) => ({ key, value, rawValue: Buffer.alloc(0) })) },
@@ -97,48 +95,4 @@ describe('endpoints', () => {
     ];
     expect(candidatesOf(workers, undefined).map(({ endpoint }) => endpoint)).toEqual(['10.0.0.3:1']);
   });
-});
-
-describe('usage', () => {
-  const read = (text: string, sizes: readonly number[]) => {
-    const reader = new UsageReader();
-    const bytes = Buffer.from(text);
-    for (let at = 0, i = 0; at < bytes.length; i++) {
-      const size = sizes[i % sizes.length]!;
-      reader.push(bytes.subarray(at, at + size));
-      at += size;
-    }
-    return reader.read();
-  };
-  const usage =
-    '"usage": {"prompt_tokens":5,"total_tokens":8,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}';
-
-  it('is found however the answer is cut, and never in the model’s own words', () => {
-    fc.assert(
-      fc.property(
-        fc.string({ maxLength: 30_000 }),
-        fc.array(fc.integer({ min: 1, max: 20_000 }), { minLength: 1, maxLength: 5 }),
-        fc.constantFrom('', ',"kv_transfer_params":null', '}\n\ndata: [DONE]\n\n'),
-        (words, sizes, end) => {
-          const text = JSON.stringify({ text: `${words}"usage": {"prompt_tokens":99}` }).slice(0, -1);
-          expect(read(`${text},${usage}${end}`, sizes)).toEqual({
-            promptTokens: 5,
-            completionTokens: 3,
-            cachedTokens: 4,
-          });
-          expect(read(text, sizes)).toBeUndefined();
-        },
-      ),
-      { numRuns: 30 },
-    );
-  });
-
-  it.each([
-    ['null in the last chunk but one', `"usage":null,"x":1} ${usage}`, 5],
-    ['null after it', `${usage} {"usage":null}`, 5],
-    ['not a number', '"usage":{"prompt_tokens":"5"}', undefined],
-    ['below zero', '"usage":{"prompt_tokens":-5}', undefined],
-    ['cut off', '"usage":{"prompt_tokens":5', undefined],
-    ['nothing', '', undefined],
-  ])('%s', (_, text, tokens) => expect(read(text, [7])?.promptTokens).toBe(tokens));
 });

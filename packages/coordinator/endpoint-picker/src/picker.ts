@@ -27,6 +27,8 @@ export interface BodyFacts {
   readonly tokens: number;
   readonly blockTokens: number;
   readonly maxTokens: number;
+  /** Names of the only workers that know the name that it has for its model; undefined: all of the model do. */
+  readonly among?: ReadonlySet<string> | undefined;
   /** Hashes of the prompt's full blocks. */
   readonly keys: Keys;
   /** Empty: none. */
@@ -113,7 +115,9 @@ export class Picker {
     if (signal.aborted) throw signal.reason;
     const facts = 'why' in read ? undefined : read;
     const all = workers();
-    const candidates = candidatesOf(all, asked.subset);
+    const allowed = candidatesOf(all, asked.subset);
+    const knowing = facts?.among;
+    const candidates = knowing ? allowed.filter(({ worker }) => knowing.has(worker.record.name)) : allowed;
     if (candidates.length === 0) throw noWorker(whyNone(all, asked.subset));
     const request: DispatchRequest = {
       ...(facts ?? guess(asked, candidates, bytes)),

@@ -113,6 +113,22 @@ it('what has no body goes by load, and so does all that is for one model alone',
   await rig.idle();
 });
 
+it('a name that only some pods of a model know: to these', async () => {
+  const workers = [0, 1, 2].map((number) => pod(number, `http://10.0.0.${number + 1}:8000`, {}, 'a'));
+  rig.workers = workers;
+  const knows = workers[1]!.record.name;
+  rig.reader.script = async () => ({
+    ...{ model: 'a', tokens: 4, blockTokens: 16, maxTokens: 16, keys: new Int32Array(0), session: '' },
+    among: new Set([knows]),
+  });
+  rig.dispatch.script = ({ among }) => workers.find(({ record }) => among?.has(record.name) ?? true)!;
+  await rig.start({ fallbacks: 2 });
+  const adapter = posted('duplex', '{"model":"adapter"}');
+  expect((await answered(adapter)).endpoint).toBe('10.0.0.2:8000');
+  adapter.cancel();
+  await rig.idle();
+});
+
 it('a client that leaves while a large body is looked through costs nothing', async () => {
   await rig.start({ heldBytes: 1_000 });
   const stream = rig.gateway.open({ modes: modes.buffered });

@@ -2,17 +2,17 @@
  * An answer as the gateway tells of it: who gave it, when its first token came, its usage. The request's share of a worker's load ends with it,
  * exactly once.
  */
+import { AnswerTail } from '@kvtier/registry';
 import type { HttpHeaders } from '@kvtier/wire/ext-proc';
 import { headersOf, type Metadata, servedOf } from './asked.ts';
 import type { PickerMetrics } from './metrics.ts';
 import type { Picked } from './picker.ts';
-import { UsageReader } from './usage.ts';
 
 const answerHeaders = new Set([':status', 'content-encoding', 'content-type']);
 
 export class WatchedAnswer {
   readonly #metrics: PickerMetrics;
-  readonly #usage = new UsageReader();
+  readonly #tail = new AnswerTail();
   #picked: Picked | undefined;
   #isGood = false;
   /** Of the one that was chosen. */
@@ -51,7 +51,7 @@ export class WatchedAnswer {
   body(body: Buffer): void {
     if (body.length > 0) this.#firstToken(this.#isStreamed);
     if (body.length > 0 && this.#isTheirs) this.#picked?.heard();
-    if (this.#usageIsRead) this.#usage.push(body);
+    if (this.#usageIsRead) this.#tail.push(body);
   }
 
   /** Whole. */
@@ -59,7 +59,7 @@ export class WatchedAnswer {
     this.left();
     if (!this.#usageIsRead) return;
     this.#usageIsRead = false;
-    const usage = this.#usage.read();
+    const usage = this.#tail.usage();
     if (usage) this.#metrics.countUsage(usage);
   }
 

@@ -1,4 +1,5 @@
 /** Who is alive in the cluster, what it is, and how loaded. */
+export { AnswerTail, type Usage } from './answer-tail.ts';
 export { createDiscovery } from './create-discovery.ts';
 export type { Discovery, DiscoveryListener } from './discovery.ts';
 export { EngineCalls, type EngineCallsOptions, type OnEvent } from './engine-calls.ts';
@@ -11,4 +12,4 @@ export type { FleetCounts } from './member.ts';
 export { type Forwarded, leave } from './pod-requests.ts';
 export type { Share } from './sent-ledger.ts';
 export { StaticDiscovery } from './static-discovery.ts';
-export type { Leaning, Sent, Worker, WorkerFacts, WorkerLoad, WorkerState } from './worker.ts';
+export type { Leaning, OtherName, Sent, Worker, WorkerFacts, WorkerLoad, WorkerState } from './worker.ts';

@@ -91,6 +91,38 @@ it('SGLang as well; what it does not say is unknown', async () => {
   await other.stop();
 });
 
+it('of the other names of its model adapters are told apart; what is no name, and more than 64, is left out', async () => {
+  const many = Array.from({ length: 100 }, (_, at) => ({ id: `adapter-${at}`, root: '/loras/x', parent: 'demo' }));
+  const cards = [
+    { id: 'demo', root: '/models/demo', parent: null, max_model_len: 4_096 },
+    { id: 'alias', root: '/models/demo', parent: null },
+    { id: 7 },
+    { id: 'demo', root: '/models/demo' },
+    { id: 'elsewhere', root: '/models/other' },
+    ...many,
+  ];
+  pod.models = () => JSON.stringify({ data: cards });
+  join();
+  await until('ready');
+  const { model, maxModelTokens, otherNames = [] } = worker().facts!;
+  expect([model, maxModelTokens, otherNames.length]).toEqual(['demo', 4_096, 64 - 3]);
+  expect(otherNames.slice(0, 3)).toEqual([
+    { name: 'alias', isAdapter: false },
+    { name: 'elsewhere', isAdapter: true },
+    { name: 'adapter-0', isAdapter: true },
+  ]);
+});
+
+it.each([
+  ['/metrics', 'start SGLang with --enable-metrics'],
+  ['/v1/models', 'serve vLLM’s or SGLang’s API there'],
+])('a pod that has no %s is refused, and what to do is said', async (path, remedy) => {
+  pod.lacks = path;
+  join();
+  await until('refused');
+  expect(worker().why).toBe(`worker a: ${path} answers 404; ${remedy}`);
+});
+
 it('what SGLang says of its blocks once it answers counts from then on, and is told', async () => {
   const other = new Pod('sglang');
   await other.start();

@@ -10,7 +10,7 @@ import { checked } from './facts.ts';
 import { livingTimeout, type Patience } from './living-timeout.ts';
 import { authorizationOf, connectorOf, gone, type PodAddress } from './pod-connection.ts';
 import { type Scrape, scrapeOf } from './scrape.ts';
-import type { WorkerFacts } from './worker.ts';
+import type { OtherName, WorkerFacts } from './worker.ts';
 
 const [mostModelsBytes, mostMetricsBytes] = [1 << 20, 8 << 20];
 
@@ -23,9 +23,16 @@ const modelSchema = z.object({
     .max(2 ** 40)
     .nullish(),
 });
-/** Of the models the first; others are not looked at, however many there are. */
+/** Names beyond are not looked at, however many there are. */
+const mostNames = 64;
 const modelsSchema = z.object({
-  data: z.preprocess((all) => (Array.isArray(all) ? all.slice(0, 1) : all), z.array(modelSchema).min(1)),
+  data: z.preprocess((all) => (Array.isArray(all) ? all.slice(0, mostNames) : all), z.array(z.unknown()).min(1)),
+});
+/** As vLLM and SGLang tell of what a name stands for: an adapter has a parent, an alias the same root. */
+const namedSchema = z.object({
+  id: modelSchema.shape.id,
+  root: z.unknown().optional(),
+  parent: z.unknown().optional(),
 });
 
 export class PodAsks {
@@ -61,13 +68,16 @@ export class PodAsks {
         `worker ${name}: /v1/models is no JSON; give the address of an OpenAI-compatible server`,
       );
     }
-    const [model] = checked(name, '/v1/models', modelsSchema, models).data;
+    const { data } = checked(name, '/v1/models', modelsSchema, models);
+    const model = checked(name, '/v1/models', modelSchema, data[0]);
+    const otherNames = otherNamesIn(data);
     const scrape = await this.scrape();
     return {
-      model: model!.id,
+      model: model.id,
+      ...(otherNames.length > 0 && { otherNames }),
       modelDigest: '',
       modelDir: '',
-      maxModelTokens: model!.max_model_len ?? 0,
+      maxModelTokens: model.max_model_len ?? 0,
       vocabSize: 0,
       stopTokenIds: [],
       ...cacheOf(scrape, { blockTokens: 0, totalBlocks: 0, hashAlgorithm: '' }),
@@ -107,9 +117,7 @@ export class PodAsks {
       }
       if (statusCode === 200) return Buffer.concat(parts).toString('utf8');
       if (statusCode >= 400 && statusCode < 500) {
-        const remedy =
-          statusCode === 401 || statusCode === 403 ? 'configure its token' : 'serve vLLM’s or SGLang’s API there';
-        throw new KvError('PROTOCOL', `worker ${name}: ${path} answers ${statusCode}; ${remedy}`);
+        throw new KvError('PROTOCOL', `worker ${name}: ${path} answers ${statusCode}; ${remedyOf(path, statusCode)}`);
       }
       throw new Error(`${path} answers ${statusCode}`);
     } catch (error) {
@@ -124,6 +132,26 @@ export class PodAsks {
       limit.end();
     }
   }
+}
+
+/** Those behind the first. What is no name is left out: the pod serves its model all the same. */
+function otherNamesIn([first, ...others]: readonly unknown[]): OtherName[] {
+  const known = namedSchema.parse(first);
+  const names = new Map<string, OtherName>();
+  for (const other of others) {
+    const { success, data } = namedSchema.safeParse(other);
+    if (!success || data.id === known.id) continue;
+    const isAdapter = (data.parent ?? null) !== null || data.root !== known.root;
+    names.set(data.id, { name: data.id, isAdapter });
+  }
+  return [...names.values()];
+}
+
+function remedyOf(path: string, status: number): string {
+  if (status === 401 || status === 403) return 'configure its token';
+  // It has answered what it serves; vLLM always has metrics.
+  if (status === 404 && path === '/metrics') return 'start SGLang with --enable-metrics';
+  return 'serve vLLM’s or SGLang’s API there';
 }
 
 /** Of one life of the pod's process, as far as its metrics tell. */

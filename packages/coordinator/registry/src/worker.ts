@@ -13,10 +13,19 @@ export type WorkerState = 'joining' | 'ready' | 'draining' | 'silent' | 'refused
  */
 export type Leaning = 'prefill' | 'decode' | 'mixed';
 
+/** Another name that a pod serves its model by. */
+export interface OtherName {
+  readonly name: string;
+  /** A LoRA adapter's: the same tokens are other keys and values than the model's. */
+  readonly isAdapter: boolean;
+}
+
 /** What does not change while a worker lives. */
 export interface WorkerFacts {
   /** Served name. */
   readonly model: string;
+  /** Of a pod: what else it answers to. */
+  readonly otherNames?: readonly OtherName[];
   /** Content digest of the model's weights; empty: it does not say (openai). Two digests under one name are refused. */
   readonly modelDigest: string;
   /** Folder of tokenizer and chat template; empty: it does not say. */

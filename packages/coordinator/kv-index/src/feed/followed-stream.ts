@@ -16,7 +16,8 @@ export interface Subscription {
   stats(): KvEventSubscriberStats;
   close(): void;
 }
-export type Subscribe = (events: EventSource) => Subscription;
+/** `isPod`: an engine publishes there that is none of ours. */
+export type Subscribe = (events: EventSource, isPod?: boolean) => Subscription;
 
 export interface Listing {
   apply(item: StreamItem<PackedBatch>): Generator<void, boolean>;

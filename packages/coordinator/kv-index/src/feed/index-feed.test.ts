@@ -251,6 +251,13 @@ describe('where events cannot be relied on', () => {
     );
   });
 
+  it('no alarm is raised of a node that was never said to publish', () => {
+    const feed = open();
+    const quiet = { ...node('n'), events: null };
+    feed.follow([worker(0, { node: quiet })]);
+    expect([feed.state().nodes, lines.filter((line) => line.includes('cache node'))]).toEqual([[], []]);
+  });
+
   it('is guessed of as many workers as there can be; of more, one line says that they are credited with nothing', async () => {
     let now = 1_000;
     const feed = open({ now: () => now });

@@ -68,7 +68,7 @@ export interface FeedState {
   readonly namesBytes: number;
   /** `why`: it is credited with what it was sent, not with what it holds. */
   readonly workers: readonly FeedMember[];
-  /** `why`: it is credited with nothing. */
+  /** Those that are said to publish. `why`: it is credited with nothing. */
   readonly nodes: readonly FeedMember[];
   /** Since the feed was made, of publishers that it follows no more, too. */
   readonly totals: FeedTotals;
@@ -209,7 +209,9 @@ export class IndexFeed {
       maxBytes: this.#maxBytes,
       namesBytes: this.#names.bytes,
       workers: [...this.#workers.values()].map((entry) => memberOf(entry.followed.record.name, entry)),
-      nodes: [...this.#nodes].map(([name, entry]) => memberOf(name, entry)),
+      nodes: [...this.#nodes]
+        .filter(([, { stream }]) => stream !== undefined)
+        .map(([name, entry]) => memberOf(name, entry)),
       totals: { droppedBlocks, lies: { ...this.#lies.byKind }, breaks },
     };
   }
@@ -240,11 +242,11 @@ export class IndexFeed {
   #stream(
     events: WorkerRecord['events'],
     listing: EngineListing | NodeListing,
-    tokens: boolean,
+    isPod: boolean,
   ): FollowedStream | undefined {
     if (events === null) return undefined;
     return new FollowedStream({
-      ...{ events, subscribe: this.#subscribe, listing, tokens, turns: this.#turns },
+      ...{ events, subscribe: (its) => this.#subscribe(its, isPod), listing, tokens: isPod, turns: this.#turns },
       now: () => this.#nowS(),
       onChange: this.#changed,
     });

@@ -1,6 +1,6 @@
 /**
  * Whose events can be relied on. A worker whose events cannot is credited with what it was sent; a node whose events cannot, with
- * nothing. Each change is told in one line, which is a warning unless the publisher has just been seen for the first time.
+ * nothing, and one that was never said to publish any is not looked at. Each change is told in one line, which is a warning unless the publisher has just been seen for the first time.
  */
 import type { Keys, KvIndex } from '../kv-index.ts';
 import type { NodeEntry, WorkerEntry } from './followed.ts';
@@ -51,7 +51,8 @@ export class Reliance {
     const trusted: Teller[] = [];
     const doubted: Teller[] = [];
     for (const entry of nodes) {
-      const why = entry.stream === undefined ? unpublished : problemOf(entry.stream);
+      if (entry.stream === undefined) continue;
+      const why = problemOf(entry.stream);
       const wasTrusted = entry.why === undefined;
       this.#say(`cache node ${entry.record.name}`, entry, why, 'nothing of it is counted');
       if (wasTrusted !== (why === undefined)) (wasTrusted ? doubted : trusted).push(entry.teller);

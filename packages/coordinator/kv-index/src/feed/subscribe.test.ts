@@ -1,10 +1,10 @@
 /** Publishers on other hosts are read with keys alone: over real ZeroMQ sockets, with right keys, wrong ones and none. */
 import type { EventAccess, EventSource } from '@kvtier/config';
-import { workerRecordSchema } from '@kvtier/config';
+import { nodeRecordSchema, workerRecordSchema } from '@kvtier/config';
 import { type KvEvent, KvEventPublisher } from '@kvtier/events';
 import { curveKeyPair } from '@kvtier/events/testing';
 import { ChainHasher, hashKeyOf } from '@kvtier/identity';
-import { afterEach, expect, it, vi } from 'vitest';
+import { afterEach, describe, expect, it, vi } from 'vitest';
 import { keysOfHashes } from '../keys.ts';
 import type { FollowedWorker } from './followed.ts';
 import { IndexFeed } from './index-feed.ts';
@@ -145,6 +145,7 @@ it('keys that are renewed, at both ends: what stands stays, who is cut comes bac
 
 const far: EventSource = { endpoint: 'tcp://192.0.2.1:5557', replayEndpoint: null, topic: '' };
 const none: EventAccess = { curve: undefined, trustedNetwork: false };
+const theirs: EventAccess = { ...access, curve: { ...ours, serverKeys: [its.publicKey] } };
 it.each<[what: string, source: EventSource, EventAccess, refused: boolean]>([
   ['a Unix socket needs nothing', { ...far, endpoint: 'ipc:///tmp/x' }, none, false],
   ['loopback needs nothing', { ...far, endpoint: 'tcp://localhost:5557' }, none, false],
@@ -158,11 +159,47 @@ it.each<[what: string, source: EventSource, EventAccess, refused: boolean]>([
   ],
   ['a trusted network', far, { ...none, trustedNetwork: true }, false],
   ['keys of ours alone do not tell who it is', far, access, true],
-  ['one key for all publishers', far, { ...access, curve: { ...ours, serverKeys: [its.publicKey] } }, false],
+  ['one key for all publishers', far, theirs, false],
   ['its own key', { ...far, serverKey: its.publicKey }, access, false],
   ['its key, and none of ours', { ...far, serverKey: its.publicKey }, { ...none, trustedNetwork: true }, true],
 ])('%s', (_what, source, its, refused) => {
   const open = (): void => subscribeWith(its)(source).close();
   if (refused) expect(open).toThrow(expect.objectContaining({ code: 'CONFIG' }));
   else open();
+});
+
+describe('on a trusted network, where a key is known of all publishers', () => {
+  const trusted = { ...theirs, trustedNetwork: true };
+  const isKeyed = (source: EventSource, isPod: boolean, by = trusted): boolean => {
+    const subscription = subscribeWith(by)(source, isPod);
+    subscription.close();
+    return subscription instanceof KeyedSubscription;
+  };
+
+  it('it is that of our own publishers; a pod publishes in the clear, unless its record names its key', () => {
+    expect(isKeyed(far, false)).toBe(true);
+    expect(isKeyed(far, true)).toBe(false);
+    expect(isKeyed({ ...far, serverKey: its.publicKey }, true)).toBe(true);
+    expect(isKeyed(far, true, theirs)).toBe(true);
+  });
+
+  it('so are a pod’s engine and its node read', { timeout: 30_000 }, async () => {
+    const at = { endpoint: 'tcp://0.0.0.0:*', replayEndpoint: 'tcp://0.0.0.0:*', topic: '' };
+    const asked: [string, boolean | undefined][] = [];
+    const feed = new IndexFeed({
+      ...{ maxBytes: 8 << 20, blockTokens, logger: { info: () => {}, warn: () => {} } },
+      subscribe: (events, isPod) => {
+        asked.push([events.topic, isPod]);
+        return subscribeWith(trusted)({ ...events, endpoint: 'ipc:///tmp/kvtier-nobody', replayEndpoint: null }, isPod);
+      },
+    });
+    ends.push(() => feed.close());
+    const node = nodeRecordSchema.parse({ name: 'n', events: { ...at, topic: 'node' } });
+    const record = workerRecordSchema.parse({
+      ...{ name: 'p', kind: 'openai', address: 'http://192.0.2.1:8000', node: 'n', events: { ...at, topic: 'pod' } },
+    });
+    feed.follow([{ number: 0, record, node, totalBlocks: 100 }]);
+    await vi.waitUntil(() => asked.length >= 2, { timeout: 20_000 });
+    expect(Object.fromEntries(asked)).toEqual({ pod: true, node: false });
+  });
 });

@@ -77,6 +77,7 @@ it('mounts what it reads, and no secret for everybody', () => {
     config.tls!.keyFile,
     config.apiKeysFile!,
     config.adminKeysFile!,
+    ...Object.values(config.tokenizers),
   ];
   const { volumes } = template.spec;
   expect(container.volumeMounts.map(({ name }) => name)).toEqual(volumes.map(({ name }) => name));

@@ -123,6 +123,19 @@ it('a pod of ours with its cache node, by its annotations', () => {
   });
 });
 
+it('the node of a pod publishes with its own key, else with that of the pod', () => {
+  const [pods, nodes] = ['p'.repeat(40), 'n'.repeat(40)];
+  const ports = { 'kvtier.io/node-events-port': '6003' };
+  const keysOf = (annotations: object): (string | undefined)[] => {
+    const { workers, nodes: found } = only(pod('a', { annotations: { ...ports, ...annotations } }));
+    return [workers[0]!.events?.serverKey, found[0]!.events?.serverKey];
+  };
+  expect(keysOf({ 'kvtier.io/events-key': pods })).toEqual([pods, pods]);
+  // vLLM publishes in the clear, and the node beside it does not.
+  expect(keysOf({ 'kvtier.io/node-events-key': nodes })).toEqual([undefined, nodes]);
+  expect(keysOf({ 'kvtier.io/events-key': pods, 'kvtier.io/node-events-key': nodes })).toEqual([pods, nodes]);
+});
+
 it('each port is a worker, and their events are numbered as vLLM numbers ranks', () => {
   const { workers } = only(pod('a'), { ports: [8000, 8001], replayPort: 5600 });
   expect(workers.map(({ name, address, events }) => [name, address, events?.endpoint, events?.replayEndpoint])).toEqual(
@@ -138,6 +151,7 @@ it.each([
   [{ 'kvtier.io/kind': 'vllm' }, 'kvtier.io/kind is "vllm"; kvtier or openai'],
   [{ 'llm-d.ai/role': 'cook' }, 'llm-d.ai/role is "cook", which is no role'],
   [{ 'kvtier.io/ports': '8000,x' }, 'kvtier.io/ports is "x"; a port is 1 to 65535'],
+  [{ 'kvtier.io/node-events-key': 'x' }, 'kvtier.io/node-events-key is "x"; a CURVE key is 40 characters of Z85'],
   [{ 'kvtier.io/peer-port': '70000' }, 'kvtier.io/peer-port is "70000"; a port is 1 to 65535'],
 ])('%j is ignored with its reason', (labels, why) => {
   expect(membersOf([pod('a', { labels })], undefined, rules)).toEqual({

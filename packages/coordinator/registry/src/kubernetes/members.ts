@@ -120,9 +120,16 @@ function add(found: FoundMembers, place: Place, rules: MemberRules): void {
     says('ports')
       ?.split(',')
       .map((text) => portOf('ports', text)) ?? place.ports;
-  const serverKey = keyOf(says('events-key'));
+  const key = (name: string): string | undefined => keyOf(name, says(name));
+  const eventsKey = key('events-key');
   const at = (number: number): string => `${host.includes(':') ? `[${host}]` : host}:${number}`;
-  const source = (events: number | null, replay: number | null, topic: string, rank: number): EventSource | null =>
+  const source = (
+    events: number | null,
+    replay: number | null,
+    topic: string,
+    serverKey: string | undefined,
+    rank = 0,
+  ): EventSource | null =>
     events === null
       ? null
       : {
@@ -132,7 +139,9 @@ function add(found: FoundMembers, place: Place, rules: MemberRules): void {
           ...(serverKey !== undefined && { serverKey }),
         };
   const peerPort = port('peer-port', null);
-  const nodeEvents = source(port('node-events-port', null), port('node-replay-port', null), '', 0);
+  // An engine may publish in the clear where the node beside it does not.
+  const nodeKey = key('node-events-key') ?? eventsKey;
+  const nodeEvents = source(port('node-events-port', null), port('node-replay-port', null), '', nodeKey);
   const hasNode = peerPort !== null || nodeEvents !== null;
   const [eventsPort, replayPort] = [port('events-port', rules.eventsPort), port('replay-port', rules.replayPort)];
   const workers = ports.map(
@@ -144,7 +153,7 @@ function add(found: FoundMembers, place: Place, rules: MemberRules): void {
       draining: !isReady,
       node: hasNode ? place.name : null,
       // Ranks of one pod publish one after the other, as vLLM numbers them.
-      events: source(eventsPort, replayPort, says('events-topic') ?? rules.eventsTopic, rank),
+      events: source(eventsPort, replayPort, says('events-topic') ?? rules.eventsTopic, eventsKey, rank),
       revision: pod?.labels['disaggregatedset.x-k8s.io/revision'] ?? '',
     }),
   );
@@ -178,9 +187,9 @@ function portOf(key: string, text: string): number {
   return number;
 }
 
-function keyOf(text: string | undefined): string | undefined {
+function keyOf(name: string, text: string | undefined): string | undefined {
   if (text === undefined || curveKey.safeParse(text).success) return text;
-  throw new Error(`kvtier.io/events-key is ${cut(text)}; a CURVE key is 40 characters of Z85`);
+  throw new Error(`kvtier.io/${name} is ${cut(text)}; a CURVE key is 40 characters of Z85`);
 }
 
 const cut = (text: string): string => JSON.stringify(text.slice(0, 60));

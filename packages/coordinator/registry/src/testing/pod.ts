@@ -35,6 +35,8 @@ export class Pod {
   token: string | undefined;
   /** It takes connections and answers nothing. */
   hangs = false;
+  /** Of this path it knows nothing. */
+  lacks: string | undefined;
   /** It answers everything but scrapes. */
   metricsHang = false;
   readonly seen: PodRequest[] = [];
@@ -78,6 +80,7 @@ export class Pod {
     if (this.token !== undefined && request.headers.authorization !== `Bearer ${this.token}`)
       return void response.writeHead(401).end();
     const path = request.url!;
+    if (path === this.lacks) return void response.writeHead(404).end();
     if (request.method === 'GET') {
       if (path === '/health') return void response.writeHead(this.healthy ? 200 : 503).end();
       if (path === '/v1/models') return void response.end(this.models?.() ?? this.#models());

@@ -1,6 +1,7 @@
 /**
- * The `usage` of an answer that passes by: OpenAI's object at the end of a JSON body, or in one of the last events of a stream. Only the
- * last bytes are kept. Inside of a text the model wrote, quotes are escaped: what is found is the answer's own.
+ * The end of a pod's answer that passes by: its `usage` (OpenAI's object at the end of a JSON body, or in one of the last events of a
+ * stream), whether a stream stands between two events, and whether it says itself that it failed. Only the last bytes are kept. Inside of a
+ * text the model wrote, quotes and line breaks are escaped: what is found is the answer's own.
  */
 export interface Usage {
   readonly promptTokens: number;
@@ -11,8 +12,12 @@ export interface Usage {
 const keptBytes = 8_192;
 const name = '"usage":';
 const maxTokens = 2 ** 31;
+const lineBreaks = ['\n\n', '\r\n\r\n', '\r\r'];
+/** As vLLM and SGLang end a stream whose engine failed; a [DONE] may follow. */
+const failedEvent = /(?:^|[\r\n])data: ?\{"error":/;
+const doneEvent = /(?:^|[\r\n])data: ?\[DONE\]\s*$/;
 
-export class UsageReader {
+export class AnswerTail {
   #bytes: Buffer | undefined;
   #length = 0;
 
@@ -28,13 +33,33 @@ export class UsageReader {
   }
 
   /** undefined: the answer has none that can be read. */
-  read(): Usage | undefined {
-    const text = this.#bytes?.toString('utf8', 0, this.#length) ?? '';
+  usage(): Usage | undefined {
+    const text = this.#text();
     for (let at = text.lastIndexOf(name); at !== -1; at = at === 0 ? -1 : text.lastIndexOf(name, at - 1)) {
       const usage = objectAt(text, at + name.length);
       if (usage !== undefined) return usage;
     }
     return undefined;
+  }
+
+  /** Of a stream: another event may follow. */
+  isBetweenEvents(): boolean {
+    const text = this.#text();
+    return text === '' || lineBreaks.some((end) => text.endsWith(end));
+  }
+
+  /** Of a stream: its last event, after which a client reads nothing, has come. */
+  isDone(): boolean {
+    return this.isBetweenEvents() && doneEvent.test(this.#text());
+  }
+
+  /** Of a stream: one of its last events says that it failed. */
+  saysError(): boolean {
+    return failedEvent.test(this.#text());
+  }
+
+  #text(): string {
+    return this.#bytes?.toString('utf8', 0, this.#length) ?? '';
   }
 }
 
