@@ -43,14 +43,14 @@ it('meets at the best of all places, or one after the other is nearly as good', 
         if (plan === undefined) {
           // A deadline on loads can hide the place where both take as long: then there is none.
           if (mostLoadUs === Number.POSITIVE_INFINITY)
-            expect(least + costs.restUs).toBeGreaterThanOrEqual(0.9 * costs.bestUs - 1e-6);
+            expect(least + costs.restUs).toBeGreaterThanOrEqual(0.8 * costs.bestUs - 1e-6);
           return;
         }
         expect(plan.head).toBeGreaterThan(0);
         expect(plan.head).toBeLessThan(tiers.length);
         expect(Math.max(plan.headUs, plan.loadUs)).toBeCloseTo(least, 3);
         expect(plan.loadUs).toBeLessThanOrEqual(mostLoadUs);
-        expect(least + costs.restUs).toBeLessThan(0.9 * costs.bestUs);
+        expect(least + costs.restUs).toBeLessThan(0.8 * costs.bestUs);
         expect(plan.away.blocks).toBe(tiers.slice(plan.head).filter((tier) => tier !== 'arena').length);
       },
     ),
@@ -94,7 +94,7 @@ it('learns how steps and loads slow each other down, and forgets it', () => {
   const plan = planner.plan(hit, 0, 0, true);
   planner.observeHead(480, positionsOf(0, 480), 48_000, 0);
   planner.observeLoad(plan, 30, 36_000, 0);
-  expect(planner.plan(hit, 0, 0, true)).toMatchObject({ head: 26, blocks: 34, loadUs: 34 * 1_200 });
+  expect(planner.plan(hit, 0, 0, true).head).toBe(0); // 26 blocks at 1.6 ms beside 34 at 1.2 would save an eighth
   expect(planner.plan(hit, 40_000, 0, true).head).toBe(30);
   // What the steps took says nothing of steps alone.
   expect(planner.computeUs(30)).toBeCloseTo(24_000, 3);
@@ -108,7 +108,7 @@ it('sees that the executor has become faster, though all of its steps are heads'
     return loadUs + computeUs;
   };
   for (let at = 0; at < 12; at++) planned();
-  expect(planned()).toBeLessThan(4_800);
+  expect(planned()).toBeLessThan(4_800 * 1.1);
 });
 
 it('sees that a tier has become faster, though all of its loads are beside steps', () => {
