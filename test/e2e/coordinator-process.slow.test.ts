@@ -62,7 +62,7 @@ describe('coordinator process', () => {
     const { child: process, stderr } = start({ port, engine: `unix:${dir}/engine.sock`, logLevel: 'warn' });
     expect(await once(process, 'close')).toEqual([1, null]);
     expect(stderr()).toBe(
-      `coordinator: LOCKED: 127.0.0.1:${port}: another process listens there; choose another port with --port\n`,
+      `coordinator: LOCKED: 127.0.0.1:${port}: another process listens there; choose another port with --port, or port in its configuration\n`,
     );
     holder.close();
   });

@@ -241,7 +241,8 @@ class Planned(EngineCase):
 
             def looked(wait_s: float = 0.0) -> bool:  # as one that takes its time: it has come when somebody has waited, or comes again
                 stood.append(wait_s > 0)
-                came.append(ended(5.0) if wait_s > 0 else any(came) or len(came) > 3)
+                is_due = wait_s > 0 or any(came) or len(came) > 3
+                came.append(is_due and ended(5.0))  # and never before it truly has
                 return came[-1]
 
             job.ended = looked  # type: ignore[method-assign]

@@ -222,7 +222,7 @@ describe('the start', () => {
     const port = Number(new URL(at.server.url).port);
     await expect(start({ port })).rejects.toMatchObject({
       code: 'LOCKED',
-      message: `127.0.0.1:${port}: another process listens there; choose another port with --port or port`,
+      message: `127.0.0.1:${port}: another process listens there; choose another port with --port, or port in its configuration`,
     });
   });
 

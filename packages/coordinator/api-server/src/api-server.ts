@@ -221,7 +221,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
       const operationsUrl = options.operations
         ? await operations!.listen(options.operations.host, options.operations.port, 'operations.port')
         : undefined;
-      const url = await server.listen(options.host, options.port, '--port or port');
+      const url = await server.listen(options.host, options.port, '--port, or port in its configuration');
       const served = serve();
       served.catch(() => {}); // whoever opens it may have others to open first
       return { url, operationsUrl, reader: new PromptReader({ models, engines, text }), served, close: () => close() };
