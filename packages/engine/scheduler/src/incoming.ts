@@ -320,12 +320,7 @@ export class Incoming {
       this.#arrived(request, end);
       // Who computes for another worker asks about these, too: they are to lie in this node.
       if (end.firstBlock === 0 && !request.prefillOnly) request.offeredBlocks = end.loaded;
-      if (end.first) {
-        const left = Math.max(0, request.promptTokens - request.engineHitTokens);
-        request.loadedByTier = end.byTier;
-        request.loadedTokens = Math.min(end.loaded * this.#kv.blockTokens, left);
-        if (withStep) this.counts.loadedTokens += request.loadedTokens;
-      }
+      if (end.first) this.#loaded(request, end, withStep);
     } else {
       this.#forgetBlocks(request);
       request.engineHitTokens = 0;
@@ -341,6 +336,14 @@ export class Incoming {
     if (withStep) return; // it goes on in the next step
     this.#waiting.add(request);
     this.#options.wake();
+  }
+
+  /** What its prompt got by its first load. `hasBegun`: its first step counted without it. */
+  #loaded(request: EngineRequest, { byTier, loaded }: LoadEnd, hasBegun: boolean): void {
+    const left = Math.max(0, request.promptTokens - request.engineHitTokens);
+    request.loadedByTier = byTier;
+    request.loadedTokens = Math.min(loaded * this.#kv.blockTokens, left);
+    if (hasBegun) this.counts.loadedTokens += request.loadedTokens;
   }
 
   /** Its table is gone, or the connector's. */
@@ -369,12 +372,7 @@ export class Incoming {
     }
     head.loaded(end.loaded * this.#kv.blockTokens);
     if (request.state === 'finished') return; // a step uses its blocks still, and lets them go
-    if (end.first) {
-      const left = Math.max(0, request.promptTokens - request.engineHitTokens);
-      request.loadedByTier = end.byTier;
-      request.loadedTokens = Math.min(end.loaded * this.#kv.blockTokens, left);
-      this.counts.loadedTokens += request.loadedTokens;
-    }
+    if (end.first) this.#loaded(request, end, true);
     this.#load.loaded(end.byTier, end.elapsedUs / 1e6);
     if (!request.executing) this.passOver(request);
     this.#load.settle(request);
