@@ -30,6 +30,14 @@ it.each([16, 64, 512])(
   },
 );
 
+it.each([24, 48, 1_000])('blocks of %i tokens are found, of prompts that are long enough to tell', (size) => {
+  const lengths = [size + 3, 20 * size, 4_000 * size - 1, 4_000 * size, 4_000 * size + 1];
+  for (const round of [Math.ceil, Math.floor])
+    expect(
+      read(lengths.map((input_length) => ({ input_length, hash_ids: ids(round(input_length / size)) }))).blockTokens,
+    ).toBe(size);
+});
+
 it('the bundled ones have the blocks that are written beside them', () => {
   expect(readTraces(bundledTraces).map(({ name, blockTokens }) => [name, blockTokens])).toEqual([
     ['agentic', 64],
@@ -56,11 +64,43 @@ it('lines out of order are sorted, hashes as ids are told apart, and without tim
   ]);
 });
 
+it('ids above 2^53 are told apart, and text is an id; times of as many digits stay numbers', () => {
+  const line = (ids: string, at: string): string => `{"timestamp": ${at}, "input_length": 48, "hash_ids": [${ids}]}`;
+  const trace = read([
+    line('9007199254740993, 9007199254740992,-1234567890123456789', '1700000000000001'),
+    line('9007199254740993,"deadbeefdeadbeef1234567890123456", 0.5', '1700000000000003'),
+  ]);
+  expect(trace.requests.map((request) => [...request])).toEqual([
+    [0, 1, 2],
+    [0, 3, 4],
+  ]);
+  expect(trace.arrivalsMs[1]! - trace.arrivalsMs[0]!).toBe(2);
+});
+
+it('a mark of the byte order, empty lines, line ends of Windows, and answers or times of null are read', () => {
+  const line = JSON.stringify({ timestamp: null, input_length: 32, output_length: null, hash_ids: [1, 2] });
+  const trace = read([`\ufeff${line}\r`, '', `${line}\r`]);
+  expect([[...trace.outputTokens], [...trace.arrivalsMs]]).toEqual([
+    [1, 1],
+    [0, 1_000],
+  ]);
+});
+
+it('a few requests that are counted otherwise do not change the size that all others say', () => {
+  const sound = Array.from({ length: 200 }, (_, i) => ({ input_length: 512 * (i + 1), hash_ids: ids(i + 1) }));
+  expect(read([...sound, { input_length: 5_110, hash_ids: ids(11) }]).blockTokens).toBe(512);
+});
+
+it('what cannot be read is one line that says so', () => {
+  expect(() => readTrace(join(folder, 'none.jsonl'), 'none')).toThrow(/none\.jsonl: cannot be read .* name a trace/);
+});
+
 it.each([
   'nonsense',
   { input_length: 5 },
   { input_length: -1, hash_ids: [] },
-  { input_length: 5, hash_ids: ['x'] },
+  { input_length: 5, hash_ids: [null] },
+  { input_length: 5, hash_ids: [''] },
   { input_length: 5, hash_ids: [1], output_length: 0.5 },
   { input_length: 5, hash_ids: [1], timestamp: 'now' },
 ])('what is no line of a trace is refused with its number: %j', (line) => {

@@ -29,6 +29,10 @@ export class Lru {
     return block < this.#users.length && this.#users[block] !== absent;
   }
 
+  isUsed(block: number): boolean {
+    return block < this.#users.length && this.#users[block]! > 0;
+  }
+
   /** The block is the one used last; in use by `users` more. */
   use(block: number, users = 0): void {
     if (block >= this.#users.length) this.#grow(block);

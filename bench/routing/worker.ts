@@ -241,10 +241,13 @@ export class SimulatedWorker {
     return Math.ceil((job.inputTokens + job.outputTokens) / this.#blockTokens);
   }
 
+  /** Blocks that others use as well are there once. */
   #fits(job: Job): boolean {
-    return (
-      this.usedBlocks + this.#blocksOf(job) <= this.#gpu.capacity || (this.#running.length === 0 && this.#loading === 0)
-    );
+    if (this.#running.length === 0 && this.#loading === 0) return true;
+    const { blocks } = job;
+    let shared = 0;
+    while (shared < blocks.length && this.#gpu.isUsed(blocks[shared]!)) shared++;
+    return this.usedBlocks + this.#blocksOf(job) - shared <= this.#gpu.capacity;
   }
 
   /** Looks the prompt up; when it can go on. */

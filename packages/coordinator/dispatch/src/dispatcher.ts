@@ -149,7 +149,7 @@ export class Dispatcher implements Dispatch {
     if (isLate && !lane.hasTime) throw this.#saturatedBy(lane, 'its first token would come later than it is wanted');
     pending.needsS = leastWorkS(pending, view);
     const isFirst = lane.queue.size === 0;
-    this.#enter(lane, pending, nowMs);
+    this.#enter(lane, pending, nowMs, mostHeldBlocks(view));
     const next = isFirst ? lane.queue.take(() => view, nowMs, this.#random) : undefined;
     if (next !== undefined) {
       this.#left(lane, pending);
@@ -193,8 +193,8 @@ export class Dispatcher implements Dispatch {
     });
   }
 
-  #enter(lane: Lane, pending: Pending, nowMs: number): void {
-    lane.queue!.add(pending, pending, nowMs, pending.needsS * 1000);
+  #enter(lane: Lane, pending: Pending, nowMs: number, heldBlocks: number): void {
+    lane.queue!.add(pending, pending, nowMs, pending.needsS * 1000, heldBlocks);
     lane.queuedS += pending.needsS;
     this.#waiting++;
   }
@@ -286,6 +286,13 @@ function leastWorkS(pending: Pending, view: readonly (WorkerState | undefined)[]
   let least = Number.POSITIVE_INFINITY;
   for (const state of view) if (state !== undefined) least = Math.min(least, workS(pending, state));
   return least;
+}
+
+/** That one worker's GPU has of it. */
+function mostHeldBlocks(view: readonly (WorkerState | undefined)[]): number {
+  let most = 0;
+  for (const state of view) if (state !== undefined) most = Math.max(most, state.match.byMedium[0]!);
+  return most;
 }
 
 const whyNobody = (pending: Pending, lane: Lane | undefined): KvError =>

@@ -10,7 +10,7 @@ import {
   type Policy,
   type PolicyName,
   policies,
-  roomS,
+  roomForS,
 } from '@kvtier/routing';
 import { Numbers } from './numbers.ts';
 import type { Pending } from './pending.ts';
@@ -150,8 +150,8 @@ export class Lane {
   /** Whether it is open: nobody that waits can be given to a worker without time, or without room for the smallest of them. */
   #opens(i: number): void {
     const state = this.#states[i]!;
-    const smallest = this.queue?.smallest;
-    const isOpen = this.#hasTime(state) && (smallest === undefined || roomS(smallest, state) === 0);
+    const leastBlocks = this.queue?.leastBlocks;
+    const isOpen = this.#hasTime(state) && (leastBlocks === undefined || roomForS(leastBlocks, state) === 0);
     const number = this.numbers[i]!;
     this.#open.set(number, isOpen);
     if (!isOpen) this.#seenOpen.set(number, false);

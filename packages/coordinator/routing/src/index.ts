@@ -22,7 +22,7 @@ export {
   lateBindingDefaults,
 } from './late-binding.ts';
 export { opensAtS, type StatesFor } from './look.ts';
-export { aheadS, bringSecondsOf, computedTokensOf, costOf, roomS, workS } from './policies/predicted.ts';
+export { aheadS, bringSecondsOf, computedTokensOf, costOf, roomForS, roomS, workS } from './policies/predicted.ts';
 export type { Policy, Random, RoutedRequest, WorkerState } from './policy.ts';
 
 /** By the names that configuration gives them. */

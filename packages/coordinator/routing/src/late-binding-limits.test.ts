@@ -104,7 +104,7 @@ it('asks anew before anybody goes, also to a worker beside the one that has no r
   const one: RoutedRequest = { ...request(160), keys: new Int32Array(20) };
   const byMedium = new Int32Array(maxMedia);
   byMedium[0] = 9;
-  const full = { ...almostFull(), usedBlocks: 9_995, freedBlocksPerS: 3_000, tokensAhead: 50 };
+  const full = { ...almostFull(), usedBlocks: 10_000, freedBlocksPerS: 3_000, tokensAhead: 50 };
   const holder = { ...full, match: { blocks: 9, byMedium } };
   const beside = { ...state(50), running: 1 };
   late.add('first', { ...first, maxTokens: 159_900 }, 0, 10); // asked for in each look: it comes first
@@ -128,7 +128,7 @@ it('counts as waiting for room only the time in which another worker was open', 
     const one: RoutedRequest = { ...request(160), keys: new Int32Array(20) };
     const byMedium = new Int32Array(maxMedia);
     byMedium[0] = 9;
-    const full = { ...almostFull(), usedBlocks: 9_995, freedBlocksPerS: 3_000, tokensAhead: 50 };
+    const full = { ...almostFull(), usedBlocks: 10_000, freedBlocksPerS: 3_000, tokensAhead: 50 };
     const holder = { ...full, match: { blocks: 9, byMedium } };
     late.add('one', one, 0, 100);
     const open = () => [holder, { ...state(50), running: 1 }];
@@ -148,23 +148,34 @@ it('counts as waiting for room only the time in which another worker was open', 
   for (const how of ['said', 'seen', 'left out'] as const) expect(given(how)! - 810).toBe(afterMs);
 });
 
-it('knows the smallest of those that wait', () => {
-  const step = fc.record({ tokens: fc.integer({ min: 1, max: 500 }), leaves: fc.nat(9) });
+it('knows what the one needs that needs the fewest blocks, beside those that a worker was last known to have', () => {
+  const count = fc.nat(20);
+  const step = fc.record({
+    ...{ tokens: fc.integer({ min: 1, max: 500 }), held: count, later: count },
+    ...{ leaves: fc.nat(9), looks: fc.boolean() },
+  });
   fc.assert(
     fc.property(fc.array(step, { minLength: 1, maxLength: 30 }), (steps) => {
       const late = new LateBinding<number>();
-      const waiting = new Map<number, number>();
-      for (const [i, { tokens, leaves }] of steps.entries()) {
-        late.add(i, request(tokens), i, tokens);
-        waiting.set(i, tokens);
+      const waiting = new Map<number, { readonly one: RoutedRequest; needs: number }>();
+      const blocksOf = ({ tokens }: RoutedRequest): number => Math.ceil((tokens + 1) / 16);
+      for (const [i, { tokens, held, later, leaves, looks }] of steps.entries()) {
+        const one = request(tokens);
+        late.add(i, one, i, tokens, held);
+        waiting.set(i, { one, needs: blocksOf(one) - held });
         const gone = [...waiting.keys()][leaves];
         if (gone !== undefined) {
           late.remove(gone);
           waiting.delete(gone);
         }
-        const blocks = [...waiting.values()].map((one) => Math.ceil((one + 1) / 16));
-        const least = late.smallest === undefined ? [] : [Math.ceil((late.smallest.tokens + 1) / 16)];
-        expect(least).toEqual(blocks.length === 0 ? [] : [Math.min(...blocks)]);
+        const tells = (asked: RoutedRequest): WorkerState[] => {
+          const entry = [...waiting.values()].find((other) => other.one === asked)!;
+          entry.needs = blocksOf(asked) - later;
+          return [state(9_999, later), state(9_999)];
+        };
+        if (looks) expect(late.take(tells, i, chance)).toBe(undefined);
+        const all = [...waiting.values()].map(({ needs }) => needs);
+        expect(late.leastBlocks).toBe(all.length === 0 ? undefined : Math.min(...all));
       }
     }),
   );

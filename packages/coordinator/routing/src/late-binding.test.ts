@@ -142,14 +142,38 @@ describe('late binding', () => {
     const goesAfterMs = (waiting: number): number => {
       const late = new LateBinding<string>();
       late.add('a', { ...request(676), keys: Int32Array.from({ length: 84 }, (_, at) => at) }, 0, 4);
-      // One request runs on, and holds all but 40 of the blocks; many were freed lately.
-      const holder = { ...state(0, 42, waiting), running: 1, usedBlocks: 9_960, freedBlocksPerS: 1_000 };
+      // One request runs on, and holds all of the blocks; many were freed lately.
+      const holder = { ...state(0, 42, waiting), running: 1, usedBlocks: 10_000, freedBlocksPerS: 1_000 };
       for (let ms = 0; ms < 10_000; ms += 10)
         if (late.take(() => [holder, state(0)], ms, chance)?.worker === 1) return ms;
       return Number.POSITIVE_INFINITY;
     };
     // To compute the document takes 672 ms, and so much again for each four that wait, itself among them.
     expect([0, 4].map(goesAfterMs)).toEqual([850, 1_520]);
+  });
+
+  it('what others use of its prompt needs no room: many ask about a document that has more than half of a pool', () => {
+    const late = new LateBinding<string>();
+    late.add('a', { ...request(6_010 * 16), keys: Int32Array.from({ length: 12_000 }, (_, at) => at) }, 0, 160, 6_000);
+    const pool = { running: 1, usedBlocks: 9_989, freedBlocksPerS: 1 };
+    expect(late.leastBlocks).toBe(11);
+    expect(late.take(() => [{ ...state(0, 5_999), ...pool }], 1, chance)).toBe(undefined);
+    expect(late.leastBlocks).toBe(12);
+    expect(late.take(() => [{ ...state(0, 6_000), ...pool }], 2, chance)).toMatchObject({ item: 'a', worker: 0 });
+  });
+
+  it('who asks about what is being computed needs only the rest of it, and goes before who needs more', () => {
+    const late = new LateBinding<string>();
+    const keys = Int32Array.from({ length: 20 }, (_, at) => at);
+    const ahead = [0];
+    const take = (nowMs: number) => late.take(() => [state(ahead[0]!)], nowMs, chance)?.item;
+    late.add('document', { ...request(170), keys }, 0, 170);
+    expect(take(0)).toBe('document');
+    ahead[0] = 170;
+    late.add('other', request(50), 1, 50);
+    late.add('question', { ...request(170), keys }, 3, 170);
+    ahead[0] = 0;
+    expect(take(300)).toBe('question');
   });
 
   it('a request pays once, however long it waits', () => {
@@ -253,7 +277,7 @@ describe('late binding', () => {
     const states = (): WorkerState[] => ahead.map((tokens) => state(tokens, 0, 4));
     late.add('a', { ...request(1_000), keys }, 0, 1_000);
     expect(late.take(states, 0, chance)).toMatchObject({ item: 'a', worker: 0 });
-    ahead[0] = 1_000;
+    ahead[0] = 900;
     late.add('b', { ...request(1_000), keys }, 100, 1_000);
     late.add('c', request(100), 100, 100);
     expect(late.take(states, 101, chance)).toMatchObject({ item: 'c', worker: 1 });

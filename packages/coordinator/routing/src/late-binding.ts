@@ -28,7 +28,7 @@
 import { Arrivals } from './arrivals.ts';
 import { LongestAnswer } from './longest-answer.ts';
 import { type Held, know, Look, type StatesFor } from './look.ts';
-import type { HeldOfPrompt } from './policies/predicted.ts';
+import { blocksOf, type HeldOfPrompt } from './policies/predicted.ts';
 import type { Random, RoutedRequest } from './policy.ts';
 import { RentOrBuy } from './rent-or-buy.ts';
 import { UnderWay } from './under-way.ts';
@@ -114,15 +114,21 @@ export class LateBinding<T> {
     return this.#cutAtMs !== undefined;
   }
 
-  /** Who needs the fewest blocks: where there is no room for this one, there is for none. */
-  get smallest(): RoutedRequest | undefined {
+  /** What the one needs that needs the fewest blocks: where there is no room for so many, there is for none. undefined: nobody waits. */
+  get leastBlocks(): number | undefined {
     for (const held of this.#smallest === undefined ? this.#held : [])
-      if (this.#smallest === undefined || blocksOf(held) < blocksOf(this.#smallest)) this.#smallest = held;
-    return this.#smallest?.request;
+      if (this.#smallest === undefined || needsBlocks(held) < needsBlocks(this.#smallest)) this.#smallest = held;
+    return this.#smallest && needsBlocks(this.#smallest);
   }
 
-  /** `needsMs`: what it takes at best, from its prompt and what is held of it. */
-  add(item: T, request: RoutedRequest, nowMs: number, needsMs: number): void {
+  /**
+   * `atBestMs`: what it takes at best, from its prompt and what is held of it; `gpuBlocks`: the most that some worker's GPU has of it. What is
+   * being computed for others is taken from both.
+   */
+  add(item: T, request: RoutedRequest, nowMs: number, atBestMs: number, gpuBlocks = 0): void {
+    const heldBlocks = Math.max(this.#underWay.mostOf(request.keys, nowMs), gpuBlocks);
+    const lacks = (blocks: number): number => Math.max(request.tokens - blocks * request.blockTokens, 1);
+    const needsMs = (atBestMs * lacks(heldBlocks)) / lacks(gpuBlocks);
     this.#arrivals.came(nowMs, needsMs);
     this.#queuedMs += needsMs;
     const held: Held<T> = {
@@ -134,13 +140,14 @@ export class LateBinding<T> {
       known: [],
       workers: [],
       knownAtMs: Number.NEGATIVE_INFINITY,
+      heldBlocks,
       hasPaid: false,
       roomSinceMs: undefined,
       lookedIn: -1,
       waitsFor: undefined,
     };
     const smallest = this.#held.length === 0 ? held : this.#smallest;
-    if (smallest !== undefined) this.#smallest = blocksOf(held) < blocksOf(smallest) ? held : smallest;
+    if (smallest !== undefined) this.#smallest = needsBlocks(held) < needsBlocks(smallest) ? held : smallest;
     this.#held.push(held);
     this.#pass = undefined;
   }
@@ -193,7 +200,7 @@ export class LateBinding<T> {
         }
         // The first one is always asked for: it tells the loads, too.
         if (!knowsLoads) {
-          know(held, statesFor, nowMs, pass.look, this.#underWay);
+          this.#know(held, statesFor, nowMs, pass.look);
           pass.look.goesOn(this.#held.length);
           knowsLoads = true;
         }
@@ -228,11 +235,17 @@ export class LateBinding<T> {
     return this.#pass;
   }
 
+  #know(held: Held<T>, statesFor: StatesFor, nowMs: number, look: Look): void {
+    const before = held.heldBlocks;
+    know(held, statesFor, nowMs, look, this.#underWay);
+    if (held.heldBlocks !== before) this.#smallest = undefined;
+  }
+
   /** The worker that it can be given to now. Where there is none, it claims its place. */
   #workerFor(held: Held<T>, look: Look, statesFor: StatesFor, random: Random): number | undefined {
     const { knownMs = usualKnownMs } = this.#options;
     const { nowMs } = look;
-    if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) know(held, statesFor, nowMs, look, this.#underWay);
+    if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) this.#know(held, statesFor, nowMs, look);
     if (!look.mayOpen(held)) {
       held.roomSinceMs = undefined;
       return undefined;
@@ -242,7 +255,7 @@ export class LateBinding<T> {
     const mayBeGiven = (): boolean =>
       idle !== undefined || look.isOpen(held, best) || look.roomBeside(held, best, random) !== undefined;
     if (held.knownAtMs < nowMs && mayBeGiven()) {
-      know(held, statesFor, nowMs, look, this.#underWay);
+      this.#know(held, statesFor, nowMs, look);
       if (held.workers.length === 0) return undefined;
       best = look.best(held, random);
       idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
@@ -327,8 +340,8 @@ export class LateBinding<T> {
   }
 }
 
-const blocksOf = ({ request: { tokens, maxTokens, blockTokens } }: Held<unknown>): number =>
-  Math.ceil((tokens + maxTokens) / blockTokens);
+/** Beside what some worker has of it already. */
+const needsBlocks = ({ request, heldBlocks }: Held<unknown>): number => blocksOf(request) - heldBlocks;
 
 function longest<T>(held: readonly Held<T>[], of: (held: Held<T>) => number): Held<T> | undefined {
   let first: Held<T> | undefined;

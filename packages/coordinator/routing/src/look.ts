@@ -33,6 +33,8 @@ export interface Held<T> {
   /** The numbers of these workers. */
   workers: number[];
   knownAtMs: number;
+  /** Blocks that some worker's GPU has of it, or is to have, at most; as known then. */
+  heldBlocks: number;
   /** It has paid for waiting (`RentOrBuy`). */
   hasPaid: boolean;
   /** Since when it has waited for room on one worker while another one was open; undefined: it does not. */
@@ -73,6 +75,8 @@ export function know(held: Held<unknown>, statesFor: StatesFor, nowMs: number, l
     const now = known[worker];
     if (now !== undefined && now.match.blocks < blocks) known[worker] = soonHolds(now, blocks, fromMs);
   });
+  held.heldBlocks = 0;
+  for (const worker of workers) held.heldBlocks = Math.max(held.heldBlocks, known[worker]!.match.byMedium[0]!);
 }
 
 /** As it will be once what is under way there is computed. */
@@ -153,7 +157,7 @@ export class Look {
 
   /** It can have its place there, and finds what is being computed for it. */
   isOpen({ request, known }: Held<unknown>, worker: number): boolean {
-    if (!this.#hasTime(worker) || roomS(request, this.loads[worker]!) > 0) return false;
+    if (!this.#hasTime(worker) || roomS(request, this.loads[worker]!, known[worker]!) > 0) return false;
     // Who has nothing to do does not compute it any more.
     return this.nowMs >= (known[worker]!.fromMs ?? 0) || this.aheadS(worker) === 0;
   }
@@ -193,7 +197,8 @@ export class Look {
     return this.#soonest(
       held,
       random,
-      (worker) => worker !== best && this.aheadS(worker) === 0 && roomS(request, this.loads[worker]!) === 0,
+      (worker) =>
+        worker !== best && this.aheadS(worker) === 0 && roomS(request, this.loads[worker]!, known[worker]!) === 0,
     );
   }
 
@@ -202,7 +207,7 @@ export class Look {
    * nobody knows; what it freed a second says nothing of the one answer that runs on.
    */
   roomBeside(held: Held<unknown>, best: number, random: Random): number | undefined {
-    if (!this.#hasTime(best) || roomS(held.request, this.loads[best]!) === 0) return undefined;
+    if (!this.#hasTime(best) || roomS(held.request, this.loads[best]!, held.known[best]!) === 0) return undefined;
     return this.#soonest(held, random, (worker) => this.isOpen(held, worker));
   }
 

@@ -266,7 +266,7 @@ describe('policies', () => {
   });
 
   it('sees no room where nothing was freed yet, and room on an idle worker whatever it says', () => {
-    const packed = { match: match(4), usedBlocks: 1000, freedBlocksPerS: 0 };
+    const packed = { match: match(4), usedBlocks: 1000, waitingBlocks: 9, freedBlocksPerS: 0 };
     expect(choose('predicted', [worker({ ...packed, running: 1 }), worker()])).toBe(1);
     expect(choose('predicted', [worker(packed), worker()])).toBe(0);
   });

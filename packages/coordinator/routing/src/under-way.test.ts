@@ -45,6 +45,7 @@ describe('prompts under way', () => {
         const naive = given.map((one, worker) => [worker, naiveCommon(one, asked), 400]);
         const found = holders(underWay, keysOf(asked), 1, least);
         expect(found.toSorted((a, b) => a[0]! - b[0]!)).toEqual(naive.filter(([, blocks]) => blocks! > least));
+        expect(underWay.mostOf(keysOf(asked), 1)).toBe(Math.max(0, ...naive.map(([, blocks]) => blocks!)));
         expect(found.map(([, blocks]) => blocks)).toEqual(
           found.map(([, blocks]) => blocks).toSorted((a, b) => b! - a!),
         );

@@ -79,6 +79,15 @@ export class UnderWay {
     }
   }
 
+  /** Leading blocks of the prompt that some worker will hold, at most. */
+  mostOf(keys: Keys, nowMs: number): number {
+    let most = 0;
+    this.each(keys, nowMs, 0, (_worker, blocks) => {
+      most = Math.max(most, blocks);
+    });
+    return most;
+  }
+
   /** Of those before it, none is behind the prompt in the order; of equal ones it is behind all. */
   #placeOf(keys: Keys): number {
     let low = 0;

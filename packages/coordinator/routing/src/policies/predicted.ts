@@ -92,7 +92,7 @@ export function costOf(
   const computeS = computedTokensOf(request, worker, held) / prefillTokensPerS;
   const requests = waiting + running;
   const queuedS = (tokensAhead - (worker.stepTokens ?? 0)) / prefillTokensPerS + claimedS;
-  const readyS = Math.max(loadAheadS + claimedLoadS + bringS, roomS(request, worker));
+  const readyS = Math.max(loadAheadS + claimedLoadS + bringS, roomS(request, worker, held));
   // Prompts of one step take no less than a step does.
   const computedS = Math.max(Math.max(queuedS, readyS) + computeS, readyS + stepS);
   const steps = 1 + (computedS * prefillTokensPerS) / (worker.maxStepTokens ?? usualStepTokens);
@@ -163,13 +163,18 @@ const isBrought = (prompt: Prompt, worker: WorkerState, blocks: number, medium: 
   blocks > 0 && secondsOf(worker.loadBlocksPerS[medium]) < prompt.blockTokens / worker.prefillTokensPerS;
 
 /**
- * Seconds until the worker has room for the request: blocks in its pool, and a place among those that run. What is cached there
- * takes room, too, once a request uses it.
+ * Seconds until the worker has room for the request: blocks in its pool, and a place among those that run. What others use of its prompt
+ * is there once for all. Whether it is used, or only cached and would take room then, nobody says: as much as there is in use is taken for
+ * used. Where that is wrong the request waits there and not here; the other way round, a document that has half of a pool would close its
+ * worker to all who ask about it but the first.
  */
-export function roomS(request: RoutedRequest, worker: WorkerState): number {
+export const roomS = (request: RoutedRequest, worker: WorkerState, held: HeldOfPrompt = worker): number =>
+  roomForS(blocksOf(request) - Math.min(held.match.byMedium[0]!, worker.usedBlocks), worker);
+
+/** The same for one that needs so many blocks beside those that are used. */
+export function roomForS(blocks: number, worker: WorkerState): number {
   const { waiting, running, maxRunning, usedBlocks, totalBlocks, freedBlocksPerS } = worker;
   if (waiting + running === 0 || totalBlocks === 0) return 0;
-  const blocks = Math.ceil((request.tokens + request.maxTokens) / request.blockTokens);
   const missing = usedBlocks + worker.waitingBlocks + blocks - totalBlocks;
   const places = maxRunning === undefined ? 0 : waiting + running + 1 - maxRunning;
   // Who ends gives back as many blocks as one has on average.
@@ -177,6 +182,10 @@ export function roomS(request: RoutedRequest, worker: WorkerState): number {
   if (missingWithPlaces <= 0) return 0;
   return missingWithPlaces / (freedBlocksPerS > 0 ? freedBlocksPerS : Math.max(usedBlocks, 1) / unknownAnswerS);
 }
+
+/** Of its prompt and its answer. */
+export const blocksOf = ({ tokens, maxTokens, blockTokens }: RoutedRequest): number =>
+  Math.ceil((tokens + maxTokens) / blockTokens);
 
 /** As many requests run here, or are about to, as can. */
 export const isFull = ({ waiting, running, maxRunning }: WorkerState): boolean =>
