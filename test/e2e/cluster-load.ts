@@ -29,14 +29,18 @@ export class SteadyLoad {
   readonly ended: Promise<unknown>;
   /** When each client asked what it has no answer to yet; infinite: it has one. */
   readonly #askedMs: number[] = [];
+  /** When each client asked what it had its last answer to. */
+  readonly #answeredMs: number[] = [];
   #running = true;
 
   /** `ask`: the request `at` of client `number`, checked. */
   constructor(clients: number, ask: (at: number, number: number) => Promise<Answer>) {
     const client = async (number: number): Promise<void> => {
+      this.#answeredMs[number] = Number.NEGATIVE_INFINITY;
       for (let at = number; this.#running; at += clients) {
         this.#askedMs[number] = performance.now();
         this.answers.push(await ask(at, number));
+        this.#answeredMs[number] = this.#askedMs[number];
         this.#askedMs[number] = Number.POSITIVE_INFINITY;
         await new Promise((resolve) => setTimeout(resolve, pauseMs));
       }
@@ -51,6 +55,11 @@ export class SteadyLoad {
     const waited = this.answers.filter(({ endMs }) => endMs > sinceMs);
     const came = waited.map((each) => each.endMs - Math.max(sinceMs, each.startMs));
     return Math.max(0, ...came, ...this.#askedMs.map((askedMs) => nowMs - Math.max(sinceMs, askedMs)));
+  }
+
+  /** Each client has its answer to something that it asked after `sinceMs`. */
+  allAskedSince(sinceMs: number): boolean {
+    return this.#answeredMs.every((ms) => ms > sinceMs);
   }
 
   /** @throws what failed */

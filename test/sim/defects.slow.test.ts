@@ -42,7 +42,7 @@ function oneIn(count: number): () => boolean {
 const worlds: Record<string, Partial<SimOptions>> = {
   'a page of a directory is never told': { tiers: ['peer'] },
   'a peer that comes back is told over what is still going': { tiers: ['peer'], faults: ['peers reset'] },
-  'bytes are trusted without a checksum': { faults: ['disk flips', 'redis flips', 'peer flips', 's3 flips'] },
+  'bytes are trusted without a checksum': { tiers: ['peer'], faults: ['peer flips'] },
   's3: a read does not ask for the pack that it means': { tiers: ['s3'], faults: ['kill', 's3 forgets'] },
   's3: stored is told before the pack is': { tiers: ['s3'] },
   's3: other nodes are followed for a while only': { tiers: ['s3'] },

@@ -39,15 +39,19 @@ const seconds = 60;
 const known = new Map<string, Promise<Asked[]>>();
 
 /** The same is played once, however often it is asked for; where nothing is split nothing travels, and no link tells two shapes apart. */
-export function played(shape: Shape, way: Way, seeds: readonly number[], load = shape.load): Promise<Asked[]> {
+export async function played(shape: Shape, way: Way, seeds: readonly number[], load = shape.load): Promise<Asked[]> {
   const linkBlocksPerS = way === 'combined' || way === 'never' ? 0 : shape.linkBlocksPerS;
-  const key = JSON.stringify([{ ...shape, linkBlocksPerS, load }, way, seeds]);
-  const one = known.get(key) ?? play(shape, way, seeds, load);
-  known.set(key, one);
-  return one;
+  const all: Asked[] = [];
+  for (const seed of seeds) {
+    const key = JSON.stringify([{ ...shape, linkBlocksPerS, load }, way, seed]);
+    const one = known.get(key) ?? play(shape, way, seed, load);
+    known.set(key, one);
+    all.push(...(await one));
+  }
+  return all;
 }
 
-async function play(shape: Shape, way: Way, seeds: readonly number[], load: number): Promise<Asked[]> {
+async function play(shape: Shape, way: Way, seed: number, load: number): Promise<Asked[]> {
   const { tokensPerS, stepTokens, stepS, stepPerRequestS, linkBlocksPerS } = shape;
   const prompt = { promptTokens: shape.promptTokens, answerTokens: 8, ttftMs: undefined };
   const stream = { promptTokens: shape.streamTokens, answerTokens: shape.streamAnswer, ttftMs: undefined };
@@ -59,13 +63,9 @@ async function play(shape: Shape, way: Way, seeds: readonly number[], load: numb
   const isCombined = way === 'combined';
   const roles = isCombined ? (['both', 'both'] as const) : (['prefill', 'decode'] as const);
   const limits = { ttftMs: shape.ttftMs, itlMs: shape.itlMs, split: isCombined ? ('never' as const) : way };
-  const all: Asked[] = [];
-  for (const seed of seeds) {
-    const steps = { stepTokens, stepS, stepPerRequestS };
-    const workers = roles.map((role, at) => new VirtualWorker(at, role, 20_000, tokensPerS, 1, steps, linkBlocksPerS));
-    all.push(...(await playLoad(seed, workers, limits, arriving, seconds)));
-  }
-  return all;
+  const steps = { stepTokens, stepS, stepPerRequestS };
+  const workers = roles.map((role, at) => new VirtualWorker(at, role, 20_000, tokensPerS, 1, steps, linkBlocksPerS));
+  return playLoad(seed, workers, limits, arriving, seconds);
 }
 
 export const percentile = (values: readonly number[], share: number): number =>

@@ -184,13 +184,7 @@ Beside DecodesBeside(CudaTransformer& model, const Step& decode, const Work& wor
   std::thread worker([&] {
     try {
       gpu::Use(0);
-      while (!stop) {
-        if (on) {
-          works.push_back(WallUs(work));
-        } else {
-          std::this_thread::yield();
-        }
-      }
+      for (on.wait(false); !stop; on.wait(false)) works.push_back(WallUs(work));
     } catch (const std::exception& thrown) {
       error = thrown.what();
     }
@@ -198,11 +192,14 @@ Beside DecodesBeside(CudaTransformer& model, const Step& decode, const Work& wor
   for (int turn = 0; turn < Rounds(kTurns); ++turn) {
     for (const bool both : {false, true}) {
       on = both;
+      on.notify_one();
       for (int i = 0; i < (kTiny ? 0 : kSettling); ++i) model.Run(decode);  // what began before is over
       for (int i = 0; i < Rounds(kSteps); ++i) (both ? beside : alone).push_back(model.Run(decode).elapsed_us);
     }
   }
   stop = true;
+  on = true;
+  on.notify_one();
   worker.join();
   if (!error.empty()) throw std::runtime_error(error);
   if (works.empty()) throw std::runtime_error("nothing ran beside the decodes");

@@ -1,9 +1,11 @@
 // Registration, comparison and the main function of kernel_check and runtime_check: `kernel_check [--list | --mutate] [NAME...]`
-// runs the checks whose name contains one of the arguments (--mutate: mutate.h). Exit code 0 when every line is ok, 2 when there is no GPU.
+// runs the checks that an argument names, or whose name contains one that names none (--mutate: mutate.h). Exit code 0 when every line is ok, 2
+// when there is no GPU.
 #include "check.h"
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -78,9 +80,11 @@ auto WithType(NumberType type, const Fn& fn) {
 }
 
 bool Selected(const Case& one, const std::vector<std::string>& wanted) {
-  bool selected = wanted.empty();
-  for (const std::string& part : wanted) selected = selected || strstr(one.name, part.c_str()) != nullptr;
-  return selected;
+  if (wanted.empty()) return true;
+  return std::ranges::any_of(wanted, [&](const std::string& part) {
+    const bool is_name = std::ranges::any_of(cases(), [&](const Case& each) { return part == each.name; });
+    return is_name ? part == one.name : strstr(one.name, part.c_str()) != nullptr;
+  });
 }
 
 int Run(const std::vector<std::string>& wanted) {

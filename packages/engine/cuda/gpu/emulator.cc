@@ -26,6 +26,8 @@ thread_local const Index* current = nullptr;
 namespace {
 
 constexpr size_t kStackBytes = 128 << 10;
+// From one stack to the next. What all fibers use lies at the same place of each: at a power of two apart it would share one set of a cache.
+constexpr size_t kStackStride = kStackBytes + 17 * 64;
 constexpr size_t kLaneBytes = 64;
 constexpr size_t kNobody = std::numeric_limits<size_t>::max();
 constexpr size_t kAhead = 3;  // launches that begin before the one that runs has ended
@@ -121,7 +123,7 @@ struct Fiber {
 // The fibers of one block; made once, used again for block after block.
 struct Machine {
   ~Machine() {
-    if (stacks != nullptr) munmap(stacks, capacity * kStackBytes);
+    if (stacks != nullptr) munmap(stacks, capacity * kStackStride);
   }
 
   uint8_t* stacks = nullptr;
@@ -141,8 +143,8 @@ struct Machine {
 
   void Reserve(size_t count) {
     if (count <= capacity) return;
-    if (stacks != nullptr) munmap(stacks, capacity * kStackBytes);
-    void* base = mmap(nullptr, count * kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stacks != nullptr) munmap(stacks, capacity * kStackStride);
+    void* base = mmap(nullptr, count * kStackStride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
       fprintf(stderr, "emulator: no memory for %zu stacks of threads\n", count);
       abort();
@@ -291,7 +293,7 @@ void RunBlock(Machine& m, const Grid& of, dim3 at, bool early) {
     fiber.barrier = nullptr;
     fiber.copies.clear();
     fiber.groups.clear();
-    Prepare(fiber.context, m.stacks + i * kStackBytes, FiberMain);
+    Prepare(fiber.context, m.stacks + i * kStackStride, FiberMain);
   }
   for (size_t w = 0; w < m.warps.size(); ++w) {
     m.warps[w].barrier = {static_cast<unsigned>(std::min<size_t>(32, m.threads - w * 32)), 0, 0};
@@ -364,7 +366,12 @@ const uint8_t* Exchange(const void* data, size_t bytes) {
   const Fiber& me = m.fibers[m.running];
   Warp& warp = m.warps[me.warp];
   const unsigned turn = warp.turn[me.index.lane]++ & 1;
-  memcpy(warp.exchange[turn] + me.index.lane * kLaneBytes, data, bytes);
+  uint8_t* const mine = warp.exchange[turn] + me.index.lane * kLaneBytes;
+  if (bytes == 4) {  // nearly always: no call for it
+    memcpy(mine, data, 4);
+  } else {
+    memcpy(mine, data, bytes);
+  }
   m.Wait(warp.barrier);
   return warp.exchange[turn];
 }
@@ -416,10 +423,21 @@ void LoadMatrices(uint32_t (&r)[4], const void* row, bool transposed) {
   }
 }
 
+using Four = float __attribute__((vector_size(16)));
+using Places = int32_t __attribute__((vector_size(16)));
+
 // A lane's operands as numbers, so that each is widened once; a pair's two beside each other.
 struct Fragments {
-  float a[8], b[4];
+  Four a[2], b;  // a: of each half of k, two of row `group`, two of row `group` + 8
 };
+
+// d0 d1: row `group`, two columns; d2 d3: row `group` + 8. `which` of a pair's two.
+template <int kHalf, int kWhich>
+void AddProducts(Four& d, const Fragments& rows, const Four& column, const Four& next) {
+  constexpr int kAt = 2 * kHalf + kWhich;
+  const Four a = __builtin_shuffle(rows.a[kHalf], Places{kWhich, kWhich, 2 + kWhich, 2 + kWhich});
+  d += a * __builtin_shuffle(column, next, Places{kAt, 4 + kAt, kAt, 4 + kAt});
+}
 
 template <class T, size_t kPairs>
 void Widen(float* to, const uint32_t (&pairs)[kPairs]) {
@@ -434,22 +452,21 @@ void LoadMatrix4Transposed(uint32_t (&r)[4], const void* row) { LoadMatrices(r, 
 template <class T>
 void MultiplyAdd16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   Fragments mine;
-  Widen<T>(mine.a, a);
-  Widen<T>(mine.b, b);
+  Widen<T>(reinterpret_cast<float*>(&mine.a), a);
+  Widen<T>(reinterpret_cast<float*>(&mine.b), b);
   const uint8_t* all = emulated::Exchange(&mine, sizeof mine);
   const auto of = [&](unsigned lane) -> const Fragments& { return *reinterpret_cast<const Fragments*>(all + 64 * lane); };
   const unsigned group = emulated::current->lane / 4, member = emulated::current->lane % 4;
+  Four sums{d[0], d[1], d[2], d[3]};
   for (unsigned pair = 0; pair < 4; ++pair) {  // four lanes hold four pairs of k, in both halves of 8
     const Fragments& rows = of(group * 4 + pair);
-    const float* const columns[2] = {of((member * 2) * 4 + pair).b, of((member * 2 + 1) * 4 + pair).b};
-    for (unsigned half = 0; half < 2; ++half) {  // k in [8 half, 8 half + 8)
-      for (unsigned which = 0; which < 2; ++which) {
-        for (unsigned i = 0; i < 4; ++i) {  // d0 d1: row group; d2 d3: row group + 8
-          d[i] += rows.a[2 * (2 * half + i / 2) + which] * columns[i % 2][2 * half + which];
-        }
-      }
-    }
+    const Four &column = of((member * 2) * 4 + pair).b, &next = of((member * 2 + 1) * 4 + pair).b;
+    AddProducts<0, 0>(sums, rows, column, next);
+    AddProducts<0, 1>(sums, rows, column, next);
+    AddProducts<1, 0>(sums, rows, column, next);
+    AddProducts<1, 1>(sums, rows, column, next);
   }
+  memcpy(d, &sums, sizeof d);
 }
 template void MultiplyAdd16816<bf16>(float (&)[4], const uint32_t (&)[4], const uint32_t (&)[2]);
 template void MultiplyAdd16816<f16>(float (&)[4], const uint32_t (&)[4], const uint32_t (&)[2]);
