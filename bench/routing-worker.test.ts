@@ -7,7 +7,7 @@ const blockTokens = 64;
 
 const jobOf = (number: number, blocks: number[], inputTokens: number): Job => ({
   ...{ number, arrivedS: 0, blocks: Int32Array.from(blocks), inputTokens, outputTokens: 1_000 },
-  ...{ ready: 0, held: 0, generated: 0, firstTokenS: -1, endedS: -1, expected: inputTokens },
+  ...{ ready: 0, held: 0, generated: 0, firstTokenS: -1, endedS: -1, expected: inputTokens, expectedAnswer: 1_000 },
   found: { gpu: 0, host: 0, peer: 0 },
 });
 

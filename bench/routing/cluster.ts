@@ -5,6 +5,7 @@
 import { type Keys, KvIndex, type Match, maxMedia } from '@kvtier/kv-index';
 import { expectedLoads, usualLoads } from '@kvtier/registry';
 import {
+  AnswerLengths,
   type Assignment,
   Budget,
   type Copy,
@@ -92,6 +93,8 @@ class Cluster implements Listener {
   readonly #copies: CopyPlanner<Int32Array>;
   readonly #hardware: Hardware;
   readonly #random: Random;
+  /** How long an answer will be nobody is told. */
+  readonly #answers = new AnswerLengths();
   /** undefined: this policy does not ask it, and a run takes a third of the time without. */
   readonly #index: KvIndex | undefined;
   readonly #workers: SimulatedWorker[] = [];
@@ -136,6 +139,7 @@ class Cluster implements Listener {
       endedS: -1,
       found: { gpu: 0, host: 0, peer: 0 },
       expected: 0,
+      expectedAnswer: 0,
     }));
   }
 
@@ -152,7 +156,7 @@ class Cluster implements Listener {
         this.#wake(item.worker, time);
         if (this.#policy === 'late') this.#bind(time);
       } else if (this.#workers[item.worker]!.version === item.version) {
-        this.#workers[item.worker]!.finish(time);
+        for (const { outputTokens } of this.#workers[item.worker]!.finish(time)) this.#answers.ended(outputTokens);
         this.#begin(item.worker, time);
         if (this.#policy === 'late') this.#bind(time);
       }
@@ -249,9 +253,10 @@ class Cluster implements Listener {
   }
 
   #requestOf(job: Job): RoutedRequest {
+    job.expectedAnswer = this.#answers.expected(Number.POSITIVE_INFINITY);
     return {
       tokens: job.inputTokens,
-      maxTokens: job.outputTokens,
+      maxTokens: job.expectedAnswer,
       blockTokens: this.#trace.blockTokens,
       keys: this.#keys[job.number]!.subarray(0, 2 * job.blocks.length),
       session: '',

@@ -30,8 +30,8 @@ export interface Row {
 const seeds = [1, 2, 3];
 /** Others whose p90 is at most so many times that of the best one may be the best by another draw. */
 const near = 1.5;
-/** All requests come at once, as good as. */
-const flood = 1000;
+/** All requests come at once. */
+const flood = Number.POSITIVE_INFINITY;
 
 /** How many times as fast as recorded the cluster serves the trace when it is flooded and requests go to the least loaded. */
 export function saturation(trace: Trace, hardware: Hardware): number {

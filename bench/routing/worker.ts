@@ -24,6 +24,8 @@ export interface Job {
   readonly found: { gpu: number; host: number; peer: number };
   /** What its worker was told that it will compute. */
   expected: number;
+  /** Tokens of its answer, as they are expected when it comes. */
+  expectedAnswer: number;
 }
 
 export interface Listener {
@@ -105,7 +107,7 @@ export class SimulatedWorker {
   /** What those that wait will hold beside what is cached, as far as was told. */
   get waitingBlocks(): number {
     let blocks = 0;
-    for (const job of this.#waiting) blocks += Math.ceil((job.expected + job.outputTokens) / this.#blockTokens);
+    for (const job of this.#waiting) blocks += Math.ceil((job.expected + job.expectedAnswer) / this.#blockTokens);
     return blocks;
   }
 

@@ -80,10 +80,12 @@ export class Answer {
       const request = this.#rest();
       const routed = this.#routed(request);
       const choice = await tries.next(routed, signal);
+      let isWhole = false;
       try {
         this.#listener.chosen(choice, !this.#isFirst);
         if (!this.#isFirst) this.#totals.moves++;
         await this.#follow(choice, routed, request, tries, signal);
+        isWhole = true;
         return;
       } catch (error) {
         tries.failed(error, choice, signal);
@@ -91,7 +93,7 @@ export class Answer {
         if (this.#isFinished) return;
         this.#listener.retried(error, choice);
       } finally {
-        choice.ended();
+        choice.ended(isWhole ? this.#given.length : undefined);
       }
       // Its worker died between its last token and the word that it was the last.
       if (this.#given.length >= this.#request.maxTokens) return this.#tell(this.#matcher.flush(), [], 'length');

@@ -81,6 +81,7 @@ describe('completions', () => {
 
   it('takes texts, token ids and lists of them; n answers each, with seeds of their own', async () => {
     at.engine.script = (call, request) => say(request.promptTokenIds, 'length')(call);
+    const answers = at.watchAnswers();
     const several = await at.client.completions.create({ model: 'demo', prompt: [' John', ' Jane'], n: 2, seed: 5 });
     expect(several.choices.map(({ index, text }) => [index, text])).toEqual([
       [0, ' John'],
@@ -97,6 +98,7 @@ describe('completions', () => {
     );
     const lists = await at.client.completions.create({ model: 'demo', prompt: [ids(' John'), ids(' 34')] });
     expect(lists.choices.map(({ text }) => text)).toEqual([' John', ' 34']);
+    expect(answers).toEqual([1, 1, 1, 1, ids(' John Doe').length, 1, ids(' 34').length]);
   });
 
   it('echoes the prompt', async () => {

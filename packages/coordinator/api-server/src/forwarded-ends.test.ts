@@ -108,9 +108,11 @@ describe('tokens', () => {
     ['of a stream without usage nobody knows', event + done, 'text/event-stream', [0, 0, Number.NaN]],
   ])('%s are counted by its usage', async (_, text, type, expected) => {
     pod.answer = ({ response }) => void response.writeHead(200, { 'content-type': type }).end(text);
+    const answers = at.watchAnswers();
     expect(await (await ask({ stream: true })).text()).toBe(text);
     await counted(200);
     expect(await tokens()).toEqual(expected);
+    expect(answers).toEqual([expected[1] || undefined]);
   });
 
   it('of what a pod refuses are none', async () => {

@@ -96,6 +96,7 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
     const choice = await tries.next(routed, signal).catch((error: unknown) => {
       throw refused ?? error;
     });
+    let answerTokens: number | undefined;
     try {
       placed.chosen(choice);
       if (isOnlyIfHeld) checkHeld(reply, body, choice, placed);
@@ -108,7 +109,11 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
         throw refused;
       }
       const isStreamed = isOfEvents(answer);
-      await stream(reply, answer, choice, options, () => {
+      const usage = (told: Usage): void => {
+        answerTokens = told.completionTokens;
+        options.usage(told);
+      };
+      await stream(reply, answer, choice, { ...options, usage }, () => {
         // The first byte of a whole answer comes with its last token.
         if (sent && isStreamed) inTime.came(sent.predictedS, (performance.now() - sent.atMs) / 1_000);
       });
@@ -120,7 +125,7 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       if (isLent && body.members === undefined) throw error; // they cannot be taken out of it
       options.retried(error);
     } finally {
-      choice.ended();
+      choice.ended(answerTokens);
     }
   }
 }

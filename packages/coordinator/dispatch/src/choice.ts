@@ -44,7 +44,8 @@ export interface Choice {
   readonly share: Share;
   /** `isTimed` as of `Sent`. */
   firstToken(isTimed?: boolean): void;
-  ended(): void;
+  /** `answerTokens`: it gave a whole answer, of so many tokens; those that come are expected to be as long. */
+  ended(answerTokens?: number): void;
 }
 
 export interface Dispatch {

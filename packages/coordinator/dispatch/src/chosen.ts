@@ -8,7 +8,7 @@ import type { Held, Share } from './ports.ts';
 /** What has to be told of it. */
 interface Told {
   firstToken(isTimed: boolean): void;
-  ended(): void;
+  ended(answerTokens: number | undefined): void;
 }
 
 export class Chosen implements Choice {
@@ -48,10 +48,10 @@ export class Chosen implements Choice {
     this.#told.firstToken(isTimed);
   }
 
-  ended(): void {
+  ended(answerTokens?: number): void {
     if (this.#hasEnded) return;
     this.#hasEnded = true;
-    this.#told.ended();
+    this.#told.ended(answerTokens);
   }
 }
 

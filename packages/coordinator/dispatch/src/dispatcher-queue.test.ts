@@ -155,12 +155,31 @@ describe('the queue', () => {
 
   it('expects what is loaded, too, and says with a refusal how it is then', async () => {
     const { dispatcher, workers } = rig({ maxWaitMs: 20 });
-    for (const name of ['a', 'b']) workers.add(name, {}, { waiting: 1, tokensAhead: 10, loadAheadS: 3.5 });
+    for (const name of ['a', 'b']) workers.add(name, {}, { waiting: 1, tokensAhead: 20_000, loadAheadS: 3.5 });
     const by = request({ ...alone, firstTokenByMs: performance.now() + 2_000 });
     await expect(dispatcher.choose(by, never)).rejects.toMatchObject({ code: 'BUSY', retryAfterS: 4 });
     const waits = dispatcher.choose(request(), never);
     for (const worker of workers.all) worker!.load.loadAheadS = 6.5; // nobody has told it
     await expect(waits).rejects.toMatchObject({ code: 'BUSY', retryAfterS: 7 });
+  });
+
+  it('weighs room by how long answers have been, whatever clients allow', async () => {
+    const { dispatcher, workers } = rig({ maxWaitMs: 20 });
+    const allowed = { ...alone, maxTokens: 100_000 };
+    for (const name of ['a', 'b'])
+      workers.add(name, { totalBlocks: 1_000 }, { running: 1, usedBlocks: 960, freedBlocksPerS: 1 });
+    // 1,024 tokens have no room in 40 blocks of 16.
+    await expect(dispatcher.choose(request(allowed), never)).rejects.toMatchObject({ code: 'BUSY' });
+    workers.all.forEach((worker) => {
+      worker!.load.usedBlocks = 0;
+    });
+    for (let i = 0; i < 16; i++) (await dispatcher.choose(request(allowed), never)).ended(i === 3 ? 320 : 160);
+    workers.all.forEach((worker) => {
+      worker!.load.usedBlocks = 960;
+    });
+    // Who was cut off says nothing.
+    (await dispatcher.choose(request(allowed), never)).ended();
+    await dispatcher.choose(request(allowed), never);
   });
 
   it('looks up anew what workers hold of a prompt that waits: after a while, and at once when others are there', async () => {

@@ -135,7 +135,7 @@ export class Dispatcher implements Dispatch {
     if (this.#closed) throw closing();
     this.#lanes.sync();
     const lane = this.#lanes.of(request);
-    const pending = new Pending(request);
+    const pending = new Pending(request, lane?.answers.expected(request.maxTokens) ?? request.maxTokens);
     if (lane === undefined || !lane.hasFor(pending)) throw whyNobody(pending, lane);
     const nowMs = performance.now();
     lane.refresh();
@@ -225,8 +225,9 @@ export class Dispatcher implements Dispatch {
         sent.firstToken(isTimed);
         this.#looks.wake();
       },
-      ended: () => {
+      ended: (tokens) => {
         this.#given--;
+        if (tokens !== undefined) lane.answers.ended(tokens);
         sent.ended();
         this.#looks.wake();
       },

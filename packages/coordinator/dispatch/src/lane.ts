@@ -3,7 +3,8 @@
  */
 import { maxMedia } from '@kvtier/kv-index';
 import {
-  aheadS,
+  AnswerLengths,
+  computeAheadS,
   LateBinding,
   type LateBindingOptions,
   opensAtS,
@@ -52,6 +53,7 @@ export class Lane {
   readonly queue: LateBinding<Pending> | undefined;
   /** Of these, those whose choice is waited for. */
   readonly waiters: Waiters;
+  readonly answers = new AnswerLengths();
   readonly #openS: number;
   readonly #source: Workers;
   /** Numbers of the workers that take requests, ascending. */
@@ -157,7 +159,7 @@ export class Lane {
     if (!isOpen) this.#seenOpen.set(number, false);
   }
 
-  readonly #hasTime = (state: State): boolean => aheadS(state) <= opensAtS(state, this.#openS);
+  readonly #hasTime = (state: State): boolean => computeAheadS(state) <= opensAtS(state, this.#openS);
 
   /** Some worker has less ahead than it needs to stay busy. After `refresh`. */
   get hasTime(): boolean {

@@ -8,13 +8,12 @@ import type { Held } from './ports.ts';
 
 /** What a request that waits was told of the index is looked up again after so long. */
 const matchedMs = 100;
-/** An answer is seldom as long as it may be: room is kept for so much of it. */
-const expectedAnswerTokens = 1_024;
 
 export class Pending implements RoutedRequest {
   readonly request: DispatchRequest;
   readonly tokens: number;
   readonly blockTokens: number;
+  /** Of its answer, as long as answers are expected to be. */
   readonly maxTokens: number;
   readonly keys: Keys;
   readonly session: string;
@@ -29,11 +28,11 @@ export class Pending implements RoutedRequest {
   #version = -1;
   #matchedAtMs = 0;
 
-  constructor(request: DispatchRequest) {
+  constructor(request: DispatchRequest, answerTokens: number) {
     this.request = request;
     this.tokens = request.tokens;
     this.blockTokens = Math.max(request.blockTokens, 1);
-    this.maxTokens = Math.min(request.maxTokens, expectedAnswerTokens);
+    this.maxTokens = answerTokens;
     this.keys = request.keys;
     this.session = request.session;
   }

@@ -39,7 +39,7 @@ it('knows who may have which worker, and who has nobody, in whatever parts it is
       for (const one of steps) {
         if (one.kind === 'comes')
           for (let i = 0; i < 12; i++) {
-            const pending = new Pending(request());
+            const pending = new Pending(request(), 1);
             may.set(pending, new Set(one.may));
             expect(allowedOf(waiters, pending)).toEqual(expected(pending));
             waiters.add(pending);
@@ -70,7 +70,7 @@ it('knows who may have which worker, and who has nobody, in whatever parts it is
 it('tells them a part at a time, and of many changes at once, too', () => {
   const waiters = new Waiters((_pending, number) => number !== 1);
   waiters.become([0, 1], [0, 1]);
-  const all = Array.from({ length: 100 }, () => new Pending(request()));
+  const all = Array.from({ length: 100 }, () => new Pending(request(), 1));
   for (const pending of all) {
     waiters.allowedOf(pending);
     waiters.add(pending);
@@ -88,7 +88,7 @@ it('tells them a part at a time, and of many changes at once, too', () => {
 it('comes to all of them, each time a part further', () => {
   const waiters = new Waiters(() => true);
   waiters.become([0, 1], [0, 1]);
-  for (let i = 0; i < 100; i++) waiters.add(new Pending(request()));
+  for (let i = 0; i < 100; i++) waiters.add(new Pending(request(), 1));
   waiters.become([0], [1]);
   let parts = 0;
   for (; !waiters.isChecked && parts < 100; parts++) expect([...waiters.lost(() => true)]).toEqual([]);

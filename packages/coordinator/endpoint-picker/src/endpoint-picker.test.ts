@@ -52,6 +52,7 @@ describe('a request', () => {
     stream.responseBody(`data: {"choices":[],"usage":${usage}}\n\ndata: [DONE]\n\n`, true);
     await stream.has(6);
     expect(rig.dispatch.told).toEqual(['choose r-1', 'first pod-0', 'ended pod-0']);
+    expect(rig.dispatch.answerTokens).toEqual([2]);
     expect(rig.heard).toEqual([0, 0, 0]); // headers and two parts: it lives
     expect(parts(stream).slice(3)).toEqual(['responseHeaders', 'responseBody', 'responseBody']);
     expect(sentOn(responses, 'responseBody').toString()).toContain(usage);

@@ -24,10 +24,11 @@ export class Share {
     else this.#prefill.ended();
   }
 
-  ended(): void {
+  /** `answerTokens` as of `Choice`. */
+  ended(answerTokens?: number): void {
     if (this.#ended) return;
     this.#ended = true;
     if (!this.#told) this.#prefill?.ended();
-    this.#choice.ended();
+    this.#choice.ended(answerTokens);
   }
 }

@@ -56,10 +56,9 @@ export class WatchedAnswer {
 
   /** Whole. */
   ended(): void {
-    this.left();
-    if (!this.#usageIsRead) return;
+    const usage = this.#usageIsRead ? this.#tail.usage() : undefined;
     this.#usageIsRead = false;
-    const usage = this.#tail.usage();
+    this.#picked?.share.ended(usage?.completionTokens);
     if (usage) this.#metrics.countUsage(usage);
   }
 

@@ -154,10 +154,10 @@ export class Planner {
       isGuessed,
       share,
       firstToken: (isTimed) => choice.firstToken(isTimed),
-      ended: () => {
+      ended: (answerTokens) => {
         if (!hasEnded) entry.sums.add('ended', 1, this.#now());
         hasEnded = true;
-        choice.ended();
+        choice.ended(answerTokens);
       },
     };
   }

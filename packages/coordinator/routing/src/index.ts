@@ -13,6 +13,7 @@ import { SimHash } from './policies/sim-hash.ts';
 import { Sticky } from './policies/sticky.ts';
 import type { Policy } from './policy.ts';
 
+export { AnswerLengths } from './answer-lengths.ts';
 export { Budget, type BudgetOptions } from './copies/budget.ts';
 export { type Copy, type CopyEnd, CopyPlanner, type CopyPlannerOptions } from './copies/copy-planner.ts';
 export {
@@ -22,7 +23,15 @@ export {
   lateBindingDefaults,
 } from './late-binding.ts';
 export { opensAtS, type StatesFor } from './look.ts';
-export { aheadS, bringSecondsOf, computedTokensOf, costOf, roomForS, roomS, workS } from './policies/predicted.ts';
+export {
+  bringSecondsOf,
+  computeAheadS,
+  computedTokensOf,
+  costOf,
+  roomForS,
+  roomS,
+  workS,
+} from './policies/predicted.ts';
 export type { Policy, Random, RoutedRequest, WorkerState } from './policy.ts';
 
 /** By the names that configuration gives them. */

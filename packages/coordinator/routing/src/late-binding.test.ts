@@ -152,6 +152,19 @@ describe('late binding', () => {
     expect([0, 4].map(goesAfterMs)).toEqual([850, 1_520]);
   });
 
+  it('a worker that loads is open to who brings nothing in, and to no more loads than it is told of', () => {
+    const late = new LateBinding<string>();
+    const keys = Int32Array.from({ length: 84 }, (_, at) => at);
+    const loads = { ...state(0), loadAheadS: 0.3, loadBlocksPerS: [0, 420], running: 1 };
+    const host = { blocks: 42, byMedium: Int32Array.of(0, 42, 0, 0, 0, 0, 0, 0) };
+    const statesFor = (one: RoutedRequest): WorkerState[] => [one.keys === keys ? { ...loads, match: host } : loads];
+    late.add('brings', { ...request(676), keys }, 0, 104);
+    expect(late.take(statesFor, 1, chance)).toBe(undefined);
+    late.add('computes', request(100), 1, 100);
+    expect(late.take(statesFor, 2, chance)).toMatchObject({ item: 'computes', worker: 0 });
+    expect(late.take(() => [{ ...loads, loadAheadS: 0.1, match: host }], 3, chance)).toMatchObject({ item: 'brings' });
+  });
+
   it('what others use of its prompt needs no room: many ask about a document that has more than half of a pool', () => {
     const late = new LateBinding<string>();
     late.add('a', { ...request(6_010 * 16), keys: Int32Array.from({ length: 12_000 }, (_, at) => at) }, 0, 160, 6_000);
@@ -170,7 +183,7 @@ describe('late binding', () => {
     late.add('document', { ...request(170), keys }, 0, 170);
     expect(take(0)).toBe('document');
     ahead[0] = 170;
-    late.add('other', request(50), 1, 50);
+    late.add('other', request(100), 1, 100);
     late.add('question', { ...request(170), keys }, 3, 170);
     ahead[0] = 0;
     expect(take(300)).toBe('question');

@@ -10,7 +10,7 @@
  *     goes there; if not it keeps waiting, and claims its place.
  *   - What is being computed counts as held where it is: no document is computed twice because two ask at once (`under-way.ts`).
  *   - The last worker that is open is left to short ones, where many of them come (`#keepsFree`).
- *   - The longest answer begins first, where it would run on alone after all others (`longest-answer.ts`).
+ *   - The longest request begins first, where it would be under way alone after all others (`longest-request.ts`).
  *   - Where it waits for room though another worker has some, it goes there once it has waited as long as that costs all.
  *   - Where it would wait though some worker has nothing to do, it may go to that one, for those that come after it (`rent-or-buy.ts`).
  *
@@ -26,7 +26,7 @@
  * is for the next one: where there was news meanwhile, the caller has to look once more.
  */
 import { Arrivals } from './arrivals.ts';
-import { LongestAnswer } from './longest-answer.ts';
+import { LongestRequest } from './longest-request.ts';
 import { type Held, know, Look, type StatesFor } from './look.ts';
 import { blocksOf, type HeldOfPrompt } from './policies/predicted.ts';
 import type { Random, RoutedRequest } from './policy.ts';
@@ -81,7 +81,7 @@ export class LateBinding<T> {
   readonly #rents = new RentOrBuy();
   readonly #underWay = new UnderWay();
   readonly #arrivals = new Arrivals();
-  readonly #longest = new LongestAnswer();
+  readonly #longest = new LongestRequest();
   /** What those that wait need, in ms. */
   #queuedMs = 0;
   #workers = 1;
@@ -291,7 +291,7 @@ export class LateBinding<T> {
     }
     this.#workers = workers.length;
     const loads = workers.map((number) => look.loads[number]!);
-    this.#longest.begins(request.maxTokens, loads, nowMs);
+    this.#longest.begins(seconds * 1000, request.maxTokens, loads, nowMs);
   }
 
   /**
@@ -306,14 +306,15 @@ export class LateBinding<T> {
     return come / 2 > this.#held.length;
   }
 
-  /** Who must begin now, or it is under way alone after all others: the longest answer, and where nobody comes any more the longest prompt. */
+  /** Who must begin now, or it is under way alone after all others. */
   #mustBegin(nowMs: number): Held<T> | undefined {
-    const answer = longest(this.#held, ({ request }) => request.maxTokens);
-    if (answer === undefined) return undefined;
-    if (this.#longest.mustBegin(answer.request.maxTokens, this.#queuedMs / this.#workers, nowMs)) return answer;
-    if (!this.#arrivals.haveEnded(nowMs)) return undefined;
-    const prompt = longest(this.#held, ({ promptMs }) => promptMs)!;
-    return prompt.promptMs > (this.#queuedMs - prompt.promptMs) / this.#workers ? prompt : undefined;
+    const takesMs = ({ promptMs, request }: Held<T>): number => this.#longest.takesMs(promptMs, request.maxTokens);
+    const one = longest(this.#held, takesMs);
+    if (one === undefined) return undefined;
+    const othersMs = (this.#queuedMs - one.promptMs) / this.#workers;
+    const { promptMs, request } = one;
+    const haveEnded = this.#arrivals.haveEnded(nowMs);
+    return this.#longest.mustBegin(promptMs, request.maxTokens, othersMs, nowMs, haveEnded) ? one : undefined;
   }
 
   /** Those that a look considers: who must begin now, then the largest response ratio first; of equal ones, who came first. */

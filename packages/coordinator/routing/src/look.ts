@@ -3,6 +3,7 @@ import { maxMedia } from '@kvtier/kv-index';
 import {
   almostOne,
   bringSecondsOf,
+  computeAheadS,
   computedTokensOf,
   costBeforeS,
   costOf,
@@ -157,7 +158,9 @@ export class Look {
 
   /** It can have its place there, and finds what is being computed for it. */
   isOpen({ request, known }: Held<unknown>, worker: number): boolean {
-    if (!this.#hasTime(worker) || roomS(request, this.loads[worker]!, known[worker]!) > 0) return false;
+    const load = this.loads[worker]!;
+    if (!this.#hasTime(worker) || roomS(request, load, known[worker]!) > 0) return false;
+    if (bringSecondsOf(request, load, known[worker]!) > 0 && !this.#hasTimeToLoad(worker)) return false;
     // Who has nothing to do does not compute it any more.
     return this.nowMs >= (known[worker]!.fromMs ?? 0) || this.aheadS(worker) === 0;
   }
@@ -244,8 +247,11 @@ export class Look {
   closedS({ workers }: Held<unknown>, worker: number): number {
     if (workers.length === 1) return 0;
     let soonest = Number.POSITIVE_INFINITY;
-    for (const other of workers)
-      if (other !== worker) soonest = Math.min(soonest, this.aheadS(other) - opensAtS(this.loads[other]!, this.#openS));
+    for (const other of workers) {
+      if (other === worker) continue;
+      const load = this.loads[other]!;
+      soonest = Math.min(soonest, this.#computesS(load, other) - opensAtS(load, this.#openS));
+    }
     return Math.max(soonest, 0);
   }
 
@@ -283,14 +289,28 @@ export class Look {
 
   /** Seconds of work that it has, and of those that wait for it: what is loaded is loaded while others compute. */
   aheadS(worker: number): number {
-    const { tokensAhead, prefillTokensPerS, loadAheadS } = this.loads[worker]!;
-    const computeS = tokensAhead / prefillTokensPerS + (this.#claims[worker] ?? 0);
-    return Math.max(computeS, loadAheadS + (this.#loadClaims[worker] ?? 0));
+    const load = this.loads[worker]!;
+    return Math.max(this.#computesS(load, worker), this.#loadsS(load, worker));
   }
+
+  #computesS(load: WorkerState, worker: number): number {
+    return computeAheadS(load) + (this.#claims[worker] ?? 0);
+  }
+
+  #loadsS(load: WorkerState, worker: number): number {
+    return load.loadAheadS + (this.#loadClaims[worker] ?? 0);
+  }
+
+  /** Who loads computes for others meanwhile. */
 
   #hasTime(worker: number): boolean {
     const load = this.loads[worker];
-    return load !== undefined && this.aheadS(worker) <= opensAtS(load, this.#openS);
+    return load !== undefined && this.#computesS(load, worker) <= opensAtS(load, this.#openS);
+  }
+
+  #hasTimeToLoad(worker: number): boolean {
+    const load = this.loads[worker]!;
+    return this.#loadsS(load, worker) <= opensAtS(load, this.#openS);
   }
 
   /** What a second of work costs all: with those that wait at workers, and with those in front of them, too. */

@@ -138,6 +138,23 @@ export class Harness {
     });
   }
 
+  /** From now on: tokens of the answers that choices were told of at their end. */
+  watchAnswers(): (number | undefined)[] {
+    const told: (number | undefined)[] = [];
+    const choose = this.dispatcher.choose.bind(this.dispatcher);
+    vi.spyOn(this.dispatcher, 'choose').mockImplementation(async (...asked) => {
+      const choice = await choose(...asked);
+      const ended = choice.ended.bind(choice);
+      return Object.assign(choice, {
+        ended: (answerTokens?: number) => {
+          told.push(answerTokens);
+          ended(answerTokens);
+        },
+      });
+    });
+    return told;
+  }
+
   async metricsText(): Promise<string> {
     return (await fetch(`${this.server.url}/metrics`)).text();
   }

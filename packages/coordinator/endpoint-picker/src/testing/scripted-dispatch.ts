@@ -7,6 +7,8 @@ export class ScriptedDispatch implements Dispatch {
   readonly asked: DispatchRequest[] = [];
   /** What happened, in order: "choose ID", "first NAME", "ended NAME". */
   readonly told: string[] = [];
+  /** Tokens of whole answers, as they were told. */
+  readonly answerTokens: number[] = [];
   /** Requests that hold a share of a worker's load now. */
   running = 0;
   /** Predicted of every choice. */
@@ -43,9 +45,10 @@ export class ScriptedDispatch implements Dispatch {
         if (ended) throw new Error(`first token of ${request.id} after its end`);
         this.told.push(`first ${name}`);
       },
-      ended: () => {
+      ended: (answerTokens) => {
         if (ended) throw new Error(`${request.id} ended twice`);
         ended = true;
+        if (answerTokens !== undefined) this.answerTokens.push(answerTokens);
         this.running--;
         this.told.push(`ended ${name}`);
       },

@@ -117,9 +117,9 @@ function restOfStepS(worker: WorkerState): number {
   return (Math.floor(stepForS / tokenS) + 1) * tokenS - stepForS;
 }
 
-/** Seconds of work that the worker has. */
-export const aheadS = ({ tokensAhead, prefillTokensPerS, loadAheadS }: WorkerState): number =>
-  Math.max(tokensAhead / prefillTokensPerS, loadAheadS);
+/** Seconds that the worker has to compute. */
+export const computeAheadS = ({ tokensAhead, prefillTokensPerS }: WorkerState): number =>
+  tokensAhead / prefillTokensPerS;
 
 /** Seconds of work that the request is on this worker. */
 export const workS = (request: RoutedRequest, worker: WorkerState, held: HeldOfPrompt = worker): number =>
