@@ -183,7 +183,7 @@ describe('late binding', () => {
     late.add('document', { ...request(170), keys }, 0, 170);
     expect(take(0)).toBe('document');
     ahead[0] = 170;
-    late.add('other', request(100), 1, 100);
+    late.add('other', request(400), 1, 400);
     late.add('question', { ...request(170), keys }, 3, 170);
     ahead[0] = 0;
     expect(take(300)).toBe('question');

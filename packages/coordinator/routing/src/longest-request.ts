@@ -3,18 +3,18 @@
  * or a long answer that was behind them all would end last by as much as it is longer: of work that is given, nothing else decides when all
  * is done (Graham 1969: the longest first).
  *
- *     takes = its prompt + its answer, a step a token            begins now, if   takes > 2 × max(left, queued)
- *     left = of what was begun, until the last of it ends                  and   its prompt < 8 × queued
+ *     takes = its prompt + its answer, a step a token            begins now, if   takes > 5 × max(left, queued)
+ *     left = of what was begun, until the last of it ends                  and   its prompt < 32 × queued
  *     queued = until all others that wait are given
  *
  * All at best. By the first factor few begin before their turn: one that does makes what is left so much longer. By the second nobody is kept
- * waiting by a prompt that would begin soon after all others. Once nobody comes any more, who is alone at the end is known: then it
- * begins where it takes longer than max(left, queued).
+ * waiting by a prompt that would begin soon after all others. Once nobody comes any more, who is alone at the end is known: then the longest
+ * begins where its prompt takes longer than `queued`.
  */
 import type { WorkerState } from './policy.ts';
 
-const longerBy = 2;
-const soon = 8;
+const longerBy = 5;
+const soon = 32;
 
 export class LongestRequest {
   /** Until when something that was begun runs at best. */
@@ -38,6 +38,6 @@ export class LongestRequest {
   mustBegin(promptMs: number, tokens: number, queuedMs: number, nowMs: number, haveEnded: boolean): boolean {
     const leftMs = Math.max(this.#untilMs - nowMs, queuedMs);
     const takesMs = this.takesMs(promptMs, tokens);
-    return haveEnded ? takesMs > leftMs : takesMs > longerBy * leftMs && promptMs < soon * queuedMs;
+    return haveEnded ? promptMs > queuedMs : takesMs > longerBy * leftMs && promptMs < soon * queuedMs;
   }
 }
