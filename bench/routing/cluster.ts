@@ -156,7 +156,7 @@ class Cluster implements Listener {
         this.#wake(item.worker, time);
         if (this.#policy === 'late') this.#bind(time);
       } else if (this.#workers[item.worker]!.version === item.version) {
-        for (const { outputTokens } of this.#workers[item.worker]!.finish(time)) this.#answers.ended(outputTokens);
+        for (const job of this.#workers[item.worker]!.finish(time)) this.#ended(job);
         this.#begin(item.worker, time);
         if (this.#policy === 'late') this.#bind(time);
       }
@@ -250,6 +250,11 @@ class Cluster implements Listener {
     job.expected = Math.max(job.inputTokens - (match.blocks + remoteBlocks) * this.#trace.blockTokens, 1);
     this.#workers[number]!.enqueue(job);
     this.#wake(number, nowS);
+  }
+
+  #ended(job: Job): void {
+    this.#answers.ended(job.outputTokens);
+    this.#late.ended(job);
   }
 
   #requestOf(job: Job): RoutedRequest {

@@ -1,9 +1,11 @@
+import { LateBinding } from '@kvtier/routing';
 import fc from 'fast-check';
 import { afterEach, describe, expect, it, vi } from 'vitest';
 import { nameOf, never, request, rig } from './testing/dispatcher-rig.ts';
 
 afterEach(() => {
   vi.useRealTimers();
+  vi.restoreAllMocks();
 });
 
 /** Held by nobody, and computed by nobody else. */
@@ -180,6 +182,18 @@ describe('the queue', () => {
     // Who was cut off says nothing.
     (await dispatcher.choose(request(allowed), never)).ended();
     await dispatcher.choose(request(allowed), never);
+  });
+
+  it('tells the queue which of those that it gave have ended: their prompts are in use no more', async () => {
+    const ended = vi.spyOn(LateBinding.prototype, 'ended');
+    const { dispatcher, workers } = rig();
+    for (const name of ['a', 'b']) workers.add(name);
+    const [one, other] = [await dispatcher.choose(request(), never), await dispatcher.choose(request(), never)];
+    other.ended();
+    other.ended();
+    expect(ended).toHaveBeenCalledTimes(1);
+    one.ended(3);
+    expect(new Set(ended.mock.calls.flat()).size).toBe(2);
   });
 
   it('looks up anew what workers hold of a prompt that waits: after a while, and at once when others are there', async () => {

@@ -228,6 +228,7 @@ export class Dispatcher implements Dispatch {
       ended: (tokens) => {
         this.#given--;
         if (tokens !== undefined) lane.answers.ended(tokens);
+        lane.queue?.ended(pending);
         sent.ended();
         this.#looks.wake();
       },

@@ -165,14 +165,23 @@ describe('late binding', () => {
     expect(late.take(() => [{ ...loads, loadAheadS: 0.1, match: host }], 3, chance)).toMatchObject({ item: 'brings' });
   });
 
-  it('what others use of its prompt needs no room: many ask about a document that has more than half of a pool', () => {
+  it('what others use of its prompt needs no room, and what is only cached does', () => {
     const late = new LateBinding<string>();
-    late.add('a', { ...request(6_010 * 16), keys: Int32Array.from({ length: 12_000 }, (_, at) => at) }, 0, 160, 6_000);
-    const pool = { running: 1, usedBlocks: 9_989, freedBlocksPerS: 1 };
+    const asks = { ...request(6_010 * 16), keys: Int32Array.from({ length: 12_020 }, (_, at) => at) };
+    late.add('first', { ...asks, keys: asks.keys.subarray(0, 12_000) }, 0, 160);
+    expect(late.take(() => [state(0)], 0, chance)).toMatchObject({ item: 'first' });
+    late.add('second', asks, 1, 160, 6_000);
     expect(late.leastBlocks).toBe(11);
-    expect(late.take(() => [{ ...state(0, 5_999), ...pool }], 1, chance)).toBe(undefined);
-    expect(late.leastBlocks).toBe(12);
-    expect(late.take(() => [{ ...state(0, 6_000), ...pool }], 2, chance)).toMatchObject({ item: 'a', worker: 0 });
+    const take = (nowMs: number, usedBlocks: number) =>
+      late.take(() => [{ ...state(0, 6_000), running: 1, usedBlocks, freedBlocksPerS: 1 }], nowMs, chance);
+    // It needs 11 blocks beside the first one's 6,000.
+    expect(take(2, 9_990)).toBe(undefined);
+    expect(take(3, 9_989)).toMatchObject({ item: 'second', worker: 0 });
+    late.ended('first');
+    late.ended('second');
+    late.add('third', asks, 4, 160, 6_000);
+    expect(take(5, 9_989)).toBe(undefined);
+    expect(take(6, 3_989)).toMatchObject({ item: 'third' });
   });
 
   it('who asks about what is being computed needs only the rest of it, and goes before who needs more', () => {

@@ -26,6 +26,7 @@
  * is for the next one: where there was news meanwhile, the caller has to look once more.
  */
 import { Arrivals } from './arrivals.ts';
+import { InUse } from './in-use.ts';
 import { LongestRequest } from './longest-request.ts';
 import { type Held, know, Look, type StatesFor } from './look.ts';
 import { blocksOf, type HeldOfPrompt } from './policies/predicted.ts';
@@ -80,6 +81,7 @@ export class LateBinding<T> {
   #held: Held<T>[] = [];
   readonly #rents = new RentOrBuy();
   readonly #underWay = new UnderWay();
+  readonly #inUse = new InUse();
   readonly #arrivals = new Arrivals();
   readonly #longest = new LongestRequest();
   /** What those that wait need, in ms. */
@@ -166,9 +168,15 @@ export class LateBinding<T> {
     if (this.#held.length === 0) this.#cutAtMs = undefined;
   }
 
+  /** What was given has ended: its worker does not use its prompt any more. */
+  ended(item: T): void {
+    this.#inUse.ended(item);
+  }
+
   /** This number stands for another worker from now on, or for one that does not go on with what it had, or for none. */
   left(worker: number): void {
     this.#underWay.left(worker);
+    this.#inUse.left(worker);
     this.changed();
   }
 
@@ -200,7 +208,7 @@ export class LateBinding<T> {
         }
         // The first one is always asked for: it tells the loads, too.
         if (!knowsLoads) {
-          this.#know(held, statesFor, nowMs, pass.look);
+          this.#know(held, statesFor, pass.look);
           pass.look.goesOn(this.#held.length);
           knowsLoads = true;
         }
@@ -235,9 +243,9 @@ export class LateBinding<T> {
     return this.#pass;
   }
 
-  #know(held: Held<T>, statesFor: StatesFor, nowMs: number, look: Look): void {
+  #know(held: Held<T>, statesFor: StatesFor, look: Look): void {
     const before = held.heldBlocks;
-    know(held, statesFor, nowMs, look, this.#underWay);
+    know(held, statesFor, look, { underWay: this.#underWay, inUse: this.#inUse });
     if (held.heldBlocks !== before) this.#smallest = undefined;
   }
 
@@ -245,7 +253,7 @@ export class LateBinding<T> {
   #workerFor(held: Held<T>, look: Look, statesFor: StatesFor, random: Random): number | undefined {
     const { knownMs = usualKnownMs } = this.#options;
     const { nowMs } = look;
-    if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) this.#know(held, statesFor, nowMs, look);
+    if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) this.#know(held, statesFor, look);
     if (!look.mayOpen(held)) {
       held.roomSinceMs = undefined;
       return undefined;
@@ -255,7 +263,7 @@ export class LateBinding<T> {
     const mayBeGiven = (): boolean =>
       idle !== undefined || look.isOpen(held, best) || look.roomBeside(held, best, random) !== undefined;
     if (held.knownAtMs < nowMs && mayBeGiven()) {
-      this.#know(held, statesFor, nowMs, look);
+      this.#know(held, statesFor, look);
       if (held.workers.length === 0) return undefined;
       best = look.best(held, random);
       idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
@@ -283,9 +291,10 @@ export class LateBinding<T> {
   }
 
   #gives(look: Look, held: Held<T>, worker: number, nowMs: number): void {
-    const { request, workers } = held;
+    const { item, request, workers } = held;
     this.#remove(this.#held.indexOf(held));
     const { seconds, lastStepS } = look.takes(held, worker);
+    this.#inUse.given(item, request.keys, worker);
     if (2 * held.known[worker]!.match.blocks < request.keys.length) {
       this.#underWay.given(request.keys, worker, nowMs, seconds * 1000, lastStepS * 1000);
     }

@@ -1,5 +1,6 @@
 /** What the queue in front of the workers (`late-binding.ts`) knows while it looks who can go: those that wait, and the workers' loads. */
 import { maxMedia } from '@kvtier/kv-index';
+import type { InUse } from './in-use.ts';
 import {
   almostOne,
   bringSecondsOf,
@@ -58,8 +59,14 @@ const holdsNothing: HeldOfPrompt = {
   remoteMedium: 0,
 };
 
-/** Asks again what the workers hold of its prompt. */
-export function know(held: Held<unknown>, statesFor: StatesFor, nowMs: number, look: Look, underWay: UnderWay): void {
+/** Asks again what the workers hold of its prompt; `underWay` and `inUse`: what was given to them. */
+export function know(
+  held: Held<unknown>,
+  statesFor: StatesFor,
+  look: Look,
+  { underWay, inUse }: { readonly underWay: UnderWay; readonly inUse: InUse },
+): void {
+  const { nowMs } = look;
   held.workers = [];
   held.known = statesFor(held.request).map((state, worker) => {
     if (state === undefined) return undefined;
@@ -77,7 +84,15 @@ export function know(held: Held<unknown>, statesFor: StatesFor, nowMs: number, l
     if (now !== undefined && now.match.blocks < blocks) known[worker] = soonHolds(now, blocks, fromMs);
   });
   held.heldBlocks = 0;
-  for (const worker of workers) held.heldBlocks = Math.max(held.heldBlocks, known[worker]!.match.byMedium[0]!);
+  for (const worker of workers) {
+    const now = known[worker]!;
+    const gpuBlocks = now.match.byMedium[0]!;
+    if (gpuBlocks === 0) continue;
+    held.heldBlocks = Math.max(held.heldBlocks, gpuBlocks);
+    // Asked of few: it takes longer than all else.
+    if (roomS(held.request, look.loads[worker]!) === 0) continue;
+    known[worker] = { ...now, inUseBlocks: Math.min(inUse.blocksOf(held.request.keys, worker), gpuBlocks) };
+  }
 }
 
 /** As it will be once what is under way there is computed. */

@@ -1,24 +1,8 @@
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { commonBlocks, UnderWay } from './under-way.ts';
-
-/** A chain: hashes are equal as long as all numbers before them are. */
-function keysOf(numbers: readonly number[]): Int32Array {
-  const keys = new Int32Array(2 * numbers.length);
-  let chain = 17;
-  numbers.forEach((number, i) => {
-    chain = Math.imul(chain ^ (number + 1), 0x9e3779b1) | 0;
-    keys[2 * i] = chain;
-    keys[2 * i + 1] = Math.imul(chain, 31);
-  });
-  return keys;
-}
-
-const naiveCommon = (a: readonly number[], b: readonly number[]): number => {
-  let blocks = 0;
-  while (blocks < Math.min(a.length, b.length) && a[blocks] === b[blocks]) blocks++;
-  return blocks;
-};
+import { commonBlocks } from './sorted-prompts.ts';
+import { keysOf, naiveCommon } from './testing/chains.ts';
+import { UnderWay } from './under-way.ts';
 
 const holders = (underWay: UnderWay, keys: Int32Array, nowMs: number, least = 0): number[][] => {
   const found: number[][] = [];

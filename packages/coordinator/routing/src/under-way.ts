@@ -8,6 +8,7 @@
  * Bounded: `maxPrompts`; who came first goes, and each when it should long be computed.
  */
 import type { Keys } from '@kvtier/kv-index';
+import { commonBlocks, placeOf } from './sorted-prompts.ts';
 
 const maxPrompts = 512;
 const maxLooked = 64;
@@ -39,7 +40,7 @@ export class UnderWay {
     const untilMs = nowMs + graceMs + patience * takesMs;
     const prompt = { keys, worker, lastStepMs: nowMs + takesMs - lastStepMs, untilMs };
     this.#came.push(prompt);
-    this.#sorted.splice(this.#placeOf(keys), 0, prompt);
+    this.#sorted.splice(placeOf(this.#sorted, keys), 0, prompt);
   }
 
   /** This number stands for another worker from now on, or for none. */
@@ -62,7 +63,7 @@ export class UnderWay {
     onMore: (worker: number, blocks: number, lastStepMs: number) => void,
   ): void {
     if (this.#sorted.length === 0 || keys.length <= 2 * least) return;
-    const place = this.#placeOf(keys);
+    const place = placeOf(this.#sorted, keys);
     let before = place - 1;
     let after = place;
     const firstBefore = Math.max(place - maxLooked, 0);
@@ -87,39 +88,4 @@ export class UnderWay {
     });
     return most;
   }
-
-  /** Of those before it, none is behind the prompt in the order; of equal ones it is behind all. */
-  #placeOf(keys: Keys): number {
-    let low = 0;
-    let high = this.#sorted.length;
-    while (low < high) {
-      const middle = (low + high) >>> 1;
-      if (isBefore(keys, this.#sorted[middle]!.keys)) high = middle;
-      else low = middle + 1;
-    }
-    return low;
-  }
 }
-
-function isBefore(a: Keys, b: Keys): boolean {
-  const at = 2 * commonBlocks(a, b);
-  if (at >= a.length || at >= b.length) return a.length < b.length;
-  return a[at] === b[at] ? a[at + 1]! < b[at + 1]! : a[at]! < b[at]!;
-}
-
-/** A chain hash names its block and all before it: where two are equal, all before them are. */
-export function commonBlocks(a: Keys, b: Keys): number {
-  let low = 0;
-  let high = Math.min(a.length, b.length) / 2;
-  // Most have nothing in common.
-  if (high === 0 || !areEqual(a, b, 0)) return 0;
-  while (low < high) {
-    const middle = (low + high + 1) >>> 1;
-    if (areEqual(a, b, middle - 1)) low = middle;
-    else high = middle - 1;
-  }
-  return low;
-}
-
-const areEqual = (a: Keys, b: Keys, block: number): boolean =>
-  a[2 * block] === b[2 * block] && a[2 * block + 1] === b[2 * block + 1];

@@ -20,7 +20,10 @@
 import type { Policy, Random, RoutedRequest, WorkerState } from '../policy.ts';
 
 /** What a worker holds of a prompt, and what can be brought to it. */
-export type HeldOfPrompt = Pick<WorkerState, 'match' | 'remoteBlocks' | 'remoteMedium'>;
+export interface HeldOfPrompt extends Pick<WorkerState, 'match' | 'remoteBlocks' | 'remoteMedium'> {
+  /** Of the first blocks, so many are used by requests that are there; undefined: none, or nobody knows. */
+  readonly inUseBlocks?: number | undefined;
+}
 
 /** Nothing was freed yet: as if what is in use were freed within so many seconds. */
 const unknownAnswerS = 20;
@@ -164,12 +167,13 @@ const isBrought = (prompt: Prompt, worker: WorkerState, blocks: number, medium: 
 
 /**
  * Seconds until the worker has room for the request: blocks in its pool, and a place among those that run. What others use of its prompt
- * is there once for all. Whether it is used, or only cached and would take room then, nobody says: as much as there is in use is taken for
- * used. Where that is wrong the request waits there and not here; the other way round, a document that has half of a pool would close its
- * worker to all who ask about it but the first.
+ * is there once for all; what is only cached takes room once a request uses it.
  */
-export const roomS = (request: RoutedRequest, worker: WorkerState, held: HeldOfPrompt = worker): number =>
-  roomForS(blocksOf(request) - Math.min(held.match.byMedium[0]!, worker.usedBlocks), worker);
+export const roomS = (
+  request: RoutedRequest,
+  worker: WorkerState,
+  { inUseBlocks = 0 }: Pick<HeldOfPrompt, 'inUseBlocks'> = {},
+): number => roomForS(blocksOf(request) - inUseBlocks, worker);
 
 /** The same for one that needs so many blocks beside those that are used. */
 export function roomForS(blocks: number, worker: WorkerState): number {
