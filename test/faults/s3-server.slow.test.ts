@@ -293,7 +293,7 @@ describe('worlds', () => {
     await refused({ endpoint: 'localhost:1' }, /endpoint "localhost:1" is not a URL/);
     await refused({ endpoint: 'http://127.0.0.1:1' }, /127\.0\.0\.1:1 does not answer .*ECONNREFUSED/, 'IO');
     await refused({ bytes: 50_000 }, /50000 bytes hold no pack of 98304/);
-    await refused({ caFile: '/none' }, /^s3: \/none: cannot be used \(ENOENT.*; name a readable caFile$/);
+    await refused({ caFile: '/none' }, /^s3\.caFile: \/none: cannot be used \(ENOENT.*; name a readable PEM file$/);
     await (await open()).close();
     await refused({ bytes: 3 << 20 }, /share a budget of .*packCount.*configure the same bytes/);
     expect(s3Credentials.accessKeyId).not.toBe('');

@@ -130,6 +130,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'base/errors',
     'base/identity',
     'base/telemetry',
+    'base/wire',
     'coordinator/api-server',
     'coordinator/dispatch',
     'coordinator/endpoint-picker',
@@ -141,7 +142,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'coordinator/routing',
   ],
   cli: ['base/config', 'base/data-plane', 'base/errors', 'base/telemetry', 'engine/model'],
-  'services/cache-node': ['base/config', 'base/runtime', 'base/telemetry', 'store/node', 'store/placement'],
+  'services/cache-node': ['base/config', 'base/telemetry', 'store/node'],
   'services/coordinator': ['base/config', 'base/telemetry', 'coordinator/coordinator'],
   'services/engine-worker': ['base/config', 'base/telemetry', 'connector/session-client', 'engine/worker'],
 };

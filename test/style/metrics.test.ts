@@ -1,6 +1,6 @@
 /** docs/metrics.md and the source name the same metrics. */
 import { expect, it } from 'vitest';
-import { namesIn } from './docs.ts';
+import { codesIn, namesIn, tableRows } from './docs.ts';
 import { read } from './tree.ts';
 
 const api = ['api-server', 'coordinator', 'handoff', 'planner', 'pod-handoff']
@@ -35,4 +35,22 @@ it('every metric stands in docs/metrics.md, and no other', () => {
   expect(documented.toSorted(), 'make docs/metrics.md and the files of metrics equal').toEqual(
     [...inSource].toSorted(),
   );
+});
+
+it('and with the same labels', () => {
+  const documented = new Map(
+    tableRows('docs/metrics.md').map(([name, labels]) => [codesIn(name!)[0], codesIn(labels!)]),
+  );
+  const made = `${api}${worker}${copies}${picker}${fleet}${feed}`
+    .split(/new (?:Counter|Gauge|Histogram)[^(]*\(\{/)
+    .slice(1);
+  let labelled = 0;
+  for (const one of made) {
+    const [, name] = /^\s*name: '(kvtier_\w+)'/.exec(one) ?? [];
+    const [, list] = /^[\s\S]*?(?:labelNames: (\[[^\]]*\])|registers:)/.exec(one) ?? [];
+    if (name === undefined || list === undefined) continue;
+    labelled++;
+    expect(documented.get(name)?.toSorted(), name).toEqual(all(list, /'(\w+)'/g).toSorted());
+  }
+  expect(labelled).toBeGreaterThan(20);
 });

@@ -5,6 +5,8 @@
 import { accessSync, constants } from 'node:fs';
 import { resolve } from 'node:path';
 import { type CoordinatorInput, coordinatorSchema } from '@kvtier/config';
+import { RenewedFiles } from '@kvtier/config/files';
+import { pemFile, pemsIn } from '@kvtier/config/pems';
 import { KvError } from '@kvtier/errors';
 
 /** As the coordinator's configuration has it. */
@@ -59,6 +61,20 @@ export function apiServerPlace(flags: ApiFlags): ApiServerPlace {
   const missing =
     tls === null ? '--tls-cert and --tls-key, and --api-keys or --tls-client-ca' : '--api-keys or --tls-client-ca';
   throw new KvError('CONFIG', `--host: ${host} is not loopback; give ${missing}, or say --trusted-network`);
+}
+
+/** What the coordinator would refuse, told in the names of the options. @throws KvError CONFIG */
+export function checkTls({ tls }: ApiServerPlace): void {
+  if (!tls) return;
+  const files = [pemFile('cert', '--tls-cert', tls.certFile), pemFile('key', '--tls-key', tls.keyFile)];
+  if (tls.clientCaFile) files.push(pemFile('ca', '--tls-client-ca', tls.clientCaFile));
+  new RenewedFiles({
+    files,
+    make: (bytes) => pemsIn(files, bytes),
+    file: 'a readable PEM file',
+    content: 'a certificate and its key (PEM)',
+    ...{ reloadMs: 86_400_000, onProblem: () => {} },
+  }).close();
 }
 
 const resolved = (file: string | undefined): string | null => (file === undefined ? null : resolve(file));

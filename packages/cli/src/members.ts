@@ -8,7 +8,7 @@
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 import { formatBytes } from './bytes.ts';
-import { arenaBudget, diskBudget, minArenaBytes, minDiskBytes, openDataDir } from './places.ts';
+import { arenaBudget, arenaDir, diskBudget, freeBytesOf, minArenaBytes, minDiskBytes, openDataDir } from './places.ts';
 
 const defaultKvBytes = 256 * 2 ** 20;
 const minKvBytes = 2 ** 20;
@@ -62,6 +62,8 @@ export interface MemberOptions {
   readonly dataDir: string;
   /** Data folders of former nodes: what they have stored goes once these have started; absent: none. */
   readonly leavingDirs?: readonly string[];
+  /** No folder is made; of shared memory so much counts as free, which arenas of a running system have. */
+  readonly looking?: { readonly ownArenaBytes: number };
 }
 
 /** What this machine has. */
@@ -80,10 +82,9 @@ export function planMembers(options: MemberOptions, machine: Machine): Members {
 
 function planNodes({ nodes: count, engines, dataDir, ...options }: MemberOptions, remarks: string[]): NodeMember[] {
   if (count === 0) return [];
-  const dataDirs = Array.from({ length: count }, (_, i) =>
-    i === 0 ? dataDir : openDataDir(join(dataDir, `node-${i}`)),
-  );
-  const arena = arenaBudget(options.arenaBytes);
+  const folderOf = options.looking === undefined ? openDataDir : (dir: string): string => dir;
+  const dataDirs = Array.from({ length: count }, (_, i) => (i === 0 ? dataDir : folderOf(join(dataDir, `node-${i}`))));
+  const arena = arenaBudget(options.arenaBytes, freeBytesOf(arenaDir) + (options.looking?.ownArenaBytes ?? 0));
   const disk = diskBudget(options.diskBytes, dataDir, dataDirs, options.leavingDirs);
   for (const { remark } of [arena, disk]) if (remark) remarks.push(remark);
   const each = (bytes: number, least: number, option: string): number => {

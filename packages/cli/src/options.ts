@@ -55,6 +55,8 @@ export interface UpOptions {
   /** More of the cache node's configuration (shared tiers, placement, quotas, ...), laid over what `kvtier up` makes. */
   readonly node: NodeOverrides;
   readonly jsonLog: boolean;
+  /** Options and what they name are looked at, and nothing is started. */
+  readonly check?: true;
   readonly logLevel: 'trace' | 'debug' | 'info' | 'warn' | 'error' | 'silent';
 }
 
@@ -100,6 +102,7 @@ ${apiHelp}
   --group GROUP        who is in it, by name or number, may attach to the nodes, too: engines of other users
   --node-config FILE   more of the cache node's configuration, JSON (docs/cache-node.md)
   --no-tier            engine and API server only, to compare
+  --check              looks at the options and the files that they name, and starts nothing: 0, or what is wrong
   --json-log           log lines of the services as JSON, from level info on
   --log-level LEVEL    ${logLevels.join(', ')} (warn; info with --json-log)
   --help               this text
@@ -137,6 +140,7 @@ const flags = {
   's3-bytes': { type: 'string' },
   group: { type: 'string' },
   'node-config': { type: 'string' },
+  check: { type: 'boolean' },
   'json-log': { type: 'boolean' },
   'log-level': { type: 'string' },
   help: { type: 'boolean', short: 'h' },
@@ -187,6 +191,7 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     maxPinnedBlocks: pinned === undefined ? 0 : whole(pinned, '--pinned-blocks', 0, 2 ** 31),
     loads,
     node: checkedOverrides(values),
+    ...(values.check === true && { check: true as const }),
     jsonLog,
     logLevel,
   };

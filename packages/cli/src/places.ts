@@ -178,7 +178,7 @@ export function diskBudget(
 
 const floorTo = (bytes: number, unit: number): number => Math.floor(bytes / unit) * unit;
 
-function freeBytesOf(dir: string): number {
+export function freeBytesOf(dir: string): number {
   try {
     const stat = statfsSync(dir);
     return stat.bavail * stat.bsize;

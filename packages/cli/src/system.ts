@@ -14,6 +14,7 @@ import { native } from '@kvtier/data-plane';
 import { removeStaleArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
 import { resolveModel } from '@kvtier/model';
+import { checkTls } from './api-options.ts';
 import { FormerNodes } from './former-nodes.ts';
 import { type Members, planMembers } from './members.ts';
 import type { UpOptions } from './options.ts';
@@ -55,6 +56,7 @@ export interface SystemEvents {
  * @throws KvError: one line that says what, where and how to mend it; nothing is left running
  */
 export async function startSystem(options: UpOptions, events: SystemEvents, abort?: AbortSignal): Promise<System> {
+  checkTls(options.apiServer);
   const port = await freePort(options.apiServer.host, options.port);
   const dataDir = openDataDir(options.dataDir);
   const lock = lockDataDir(dataDir);

@@ -17,6 +17,7 @@ export async function run(args: readonly string[]): Promise<number> {
     process.stdout.write(upHelp);
     return 0;
   }
+  if (options.check) return await check(options, args);
   const format = options.jsonLog ? jsonLine : humanLine;
   const say = (line: string): void => stderrSink().write(`${line}\n`);
   const stopped = stopSignal();
@@ -37,6 +38,15 @@ export async function run(args: readonly string[]): Promise<number> {
   stopped.onSecond = () => system.kill();
   await system.stop();
   endProcess(0); // not by an empty event loop: a call that hangs would keep it
+  return 0;
+}
+
+async function check(options: UpOptions, args: readonly string[]): Promise<number> {
+  const problems = await (await import('./check.ts')).checkSystem(options);
+  for (const line of problems) process.stderr.write(`${line}\n`);
+  if (problems.length > 0) return 1;
+  const rest = args.filter((arg) => arg !== '--check');
+  process.stdout.write(`configuration is valid: ${['kvtier up', ...rest].join(' ')}\n`);
   return 0;
 }
 

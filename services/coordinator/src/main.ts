@@ -4,12 +4,18 @@
  */
 
 import { coordinatorServiceSchema, readServiceConfig } from '@kvtier/config';
-import { startCoordinator } from '@kvtier/coordinator';
-import { runService, serviceLogger } from '@kvtier/telemetry';
+import { coordinatorChecks, startCoordinator } from '@kvtier/coordinator';
+import { runService, type ServiceArguments, serviceLogger } from '@kvtier/telemetry';
 
-runService('coordinator', async ({ configFile }) => {
-  const config = readServiceConfig(coordinatorServiceSchema, configFile);
-  const logger = serviceLogger('coordinator', config.logLevel);
-  const { url, served, close } = await startCoordinator(config, logger);
-  return { ready: { url }, begun: served, close };
-});
+const read = ({ configFile }: ServiceArguments) => readServiceConfig(coordinatorServiceSchema, configFile);
+
+runService(
+  'coordinator',
+  async (given) => {
+    const config = read(given);
+    const logger = serviceLogger('coordinator', config.logLevel);
+    const { url, served, close } = await startCoordinator(config, logger);
+    return { ready: { url }, begun: served, close };
+  },
+  (given, warn) => coordinatorChecks(read(given), warn),
+);

@@ -61,8 +61,7 @@ export function readEventAccess({ curve, trustedNetwork }: EventAccessConfig, on
     serverKeyFile === null
       ? { made: serverKey === null ? [] : [serverKey] }
       : new RenewedFiles({
-          key: 'kvEvents.curve.serverKeyFile',
-          files: [{ path: serverKeyFile, isSecret: false }],
+          files: [{ key: 'kvEvents.curve.serverKeyFile', path: serverKeyFile, isSecret: false }],
           make: ([file]) => curveKeysIn(file!, maxServerKeys),
           file: 'a readable file of public keys',
           content: 'a file with the public CURVE key of publishers, or two while it is changed',

@@ -77,8 +77,7 @@ export function readKvEventsCurve({ curve }: KvEventsConfig, onProblem: OnProble
     allowedClientKeysFile === undefined
       ? { made: allowedClientKeys }
       : new RenewedFiles({
-          key: 'kvEvents.curve.allowedClientKeysFile',
-          files: [{ path: allowedClientKeysFile, isSecret: false }],
+          files: [{ key: 'kvEvents.curve.allowedClientKeysFile', path: allowedClientKeysFile, isSecret: false }],
           make: ([file]) => curveKeysIn(file!, maxClients),
           file: 'a readable file of public keys',
           content: 'a file of public CURVE keys, one a line',
@@ -105,8 +104,7 @@ export const curveSecretFile = (
   check: (key: string) => void = () => {},
 ): RenewedFiles<string> =>
   new RenewedFiles({
-    key: 'kvEvents.curve.secretKeyFile',
-    files: [{ path, isSecret: true }],
+    files: [{ key: 'kvEvents.curve.secretKeyFile', path, isSecret: true }],
     make: ([file]) => {
       const key = curveKeyIn(file!);
       check(key);

@@ -83,7 +83,7 @@ export interface PeerSecret {
 /** The files that `security` names, looked at again and again. KvError CONFIG when one is missing, too open, or no secret. */
 export function readPeerCredentials(config: PeersConfig['security'], onProblem: OnProblem): PeerCredentials {
   if (config.encryption === 'tls') {
-    const pems = new RenewedPems(config, onProblem);
+    const pems = new RenewedPems(config, onProblem, 'peers.security');
     return {
       encryption: 'tls',
       get cert() {
@@ -100,8 +100,7 @@ export function readPeerCredentials(config: PeersConfig['security'], onProblem: 
   }
   const { secretFile, reloadMs, trustedNetwork } = config;
   const file = new RenewedFiles({
-    key: 'peers.security.secretFile',
-    files: [{ path: secretFile, isSecret: true }],
+    files: [{ key: 'peers.security.secretFile', path: secretFile, isSecret: true }],
     make: ([bytes]) => secretsIn(bytes!),
     file: 'a readable file',
     content: 'another file, made so: openssl rand -base64 48',

@@ -5,14 +5,14 @@
  */
 import { readFile, stat } from 'node:fs/promises';
 import { KvError, within } from '@kvtier/errors';
-import { mayOthersRead, readPem } from './read-pem.ts';
+import { by, FileProblem, mayOthersRead, type NamedFile, readPem } from './read-pem.ts';
+
+export { FileProblem, type NamedFile } from './read-pem.ts';
 
 export interface RenewedFilesOptions<T> {
-  /** The configuration's, that names them: for the line of a start that fails. */
-  readonly key?: string;
   /** In the order in which `make` gets their bytes. */
-  readonly files: readonly { readonly path: string; readonly isSecret: boolean }[];
-  /** Of the bytes. @throws Error: why they are of no use */
+  readonly files: readonly NamedFile[];
+  /** Of the bytes. @throws Error: why they are of no use; FileProblem: which of them is, else the first one is told of */
   readonly make: (bytes: readonly Buffer[]) => T;
   /** What has to be named instead: "a readable PEM file". */
   readonly file: string;
@@ -38,14 +38,15 @@ export class RenewedFiles<T> {
 
   /** @throws KvError CONFIG: a file that cannot be used */
   constructor(options: RenewedFilesOptions<T>) {
-    const { key, files, make, file, content, reloadMs } = options;
-    const by = key === undefined ? '' : `${key}: `;
+    const { files, make, file, content, reloadMs } = options;
     this.#options = options;
-    this.#bytes = files.map(({ path, isSecret }) => readPem(path, isSecret, file, by));
+    this.#bytes = files.map((each) => readPem(each, file));
     try {
       this.#made = make(this.#bytes);
     } catch (error) {
-      throw new KvError('CONFIG', `${by}${files[0]!.path}: ${(error as Error).message}; name ${content}`);
+      const { key, path } = whichOf(files, error);
+      const remedy = error instanceof FileProblem ? error.remedy : content;
+      throw new KvError('CONFIG', `${by(key)}${path}: ${(error as Error).message}; name ${remedy}`);
     }
     this.#timer = setInterval(() => void this.reload(), reloadMs);
     this.#timer.unref();
@@ -72,7 +73,9 @@ export class RenewedFiles<T> {
       }
       this.#tell(undefined);
     } catch (error) {
-      this.#tell(`${files[0]!.path}: not read again (${(error as Error).message}); the one before stays in use`);
+      this.#tell(
+        `${whichOf(files, error).path}: not read again (${(error as Error).message}); the one before stays in use`,
+      );
     } finally {
       this.#reading = false;
     }
@@ -88,6 +91,9 @@ export class RenewedFiles<T> {
     this.#options.onProblem(why);
   }
 }
+
+const whichOf = (files: readonly NamedFile[], error: unknown): NamedFile =>
+  files[error instanceof FileProblem ? error.at : 0]!;
 
 /** As at the start: a secret that others may read is none. */
 async function readAgain(

@@ -2,7 +2,7 @@
  * Our certificate, its key and the authorities of the others, as the files hold them now: who begins a connection reads them then, who
  * listens is told when they are renewed. Both ends of a connection between members have them.
  */
-import { createSecureContext } from 'node:tls';
+import { type Pems, pemFilesOf, pemsIn } from './pem-files.ts';
 import { RenewedFiles } from './renewed-files.ts';
 
 export interface PemFiles {
@@ -15,29 +15,17 @@ export interface PemFiles {
 /** Why the files that lie there are not in use (one line); undefined: they are. */
 export type OnProblem = (why: string | undefined) => void;
 
-interface Pems {
-  readonly ca: Buffer | undefined;
-  readonly cert: Buffer | undefined;
-  readonly key: Buffer | undefined;
-}
-const none: Pems = { ca: undefined, cert: undefined, key: undefined };
-
-export class RenewedPems implements Pems {
+export class RenewedPems {
   readonly #files: RenewedFiles<Pems> | undefined;
   readonly #listeners = new Set<() => void>();
 
-  /** @throws KvError CONFIG: a file that cannot be used */
-  constructor({ caFile, certFile, keyFile, reloadMs }: PemFiles, onProblem: OnProblem) {
-    // The first one is named where they do not go together.
-    const named = [
-      ...(certFile === null ? [] : [{ name: 'cert', path: certFile, isSecret: false }]),
-      ...(keyFile === null ? [] : [{ name: 'key', path: keyFile, isSecret: true }]),
-      ...(caFile === null ? [] : [{ name: 'ca', path: caFile, isSecret: false }]),
-    ];
-    if (named.length === 0) return;
+  /** `place`: of the files' keys in the configuration. @throws KvError CONFIG: a file that cannot be used */
+  constructor({ caFile, certFile, keyFile, reloadMs }: PemFiles, onProblem: OnProblem, place: string) {
+    const files = pemFilesOf(place, { certFile, keyFile, caFile });
+    if (files.length === 0) return;
     this.#files = new RenewedFiles<Pems>({
-      files: named,
-      make: (bytes) => checked({ ...none, ...Object.fromEntries(named.map(({ name }, at) => [name, bytes[at]!])) }),
+      files,
+      make: (bytes) => pemsIn(files, bytes),
       file: 'a readable PEM file',
       content: 'a certificate, its key and an authority (PEM)',
       ...{ reloadMs, onProblem },
@@ -71,10 +59,4 @@ export class RenewedPems implements Pems {
   close(): void {
     this.#files?.close();
   }
-}
-
-/** @throws what OpenSSL says of files that do not go together, as while one of them is new already */
-function checked(pems: Pems): Pems {
-  createSecureContext(pems);
-  return pems;
 }

@@ -51,7 +51,7 @@ it('files are read whole, a token without its end of line, and what is new takes
   file('token', 'a\nb');
   await read.reload();
   expect(problems.splice(0).toSorted()).toEqual([
-    expect.stringMatching(/our\.pem: not read again \(.*\); the one before stays in use$/),
+    expect.stringMatching(/our\.key: not read again \(.*\); the one before stays in use$/),
     expect.stringMatching(/token: not read again \(is no bearer token\); the one before stays in use$/),
   ]);
   expect(held(read)).toMatchObject({ ...pems('first'), token: 'secret' });
@@ -84,7 +84,7 @@ const mixed = (): object => {
 it.each<[string, () => object, string]>([
   ['a certificate without its key', () => ({ certFile: at('first.pem') }), 'give certFile and keyFile'],
   ['a key that others may read', open, 'others may read it; chmod o-rwx it'],
-  ['a key of another certificate', mixed, 'name a certificate, its key and an authority (PEM)'],
+  ['a key of another certificate', mixed, 'is not the key of the certificate of access.certFile'],
   ['a token that others may read', () => ({ tokenFile: file('t', 'x', 0o604) }), 'others may read'],
   ['an empty token', () => ({ tokenFile: file('t', '\n') }), 'is no bearer token'],
   ['a token of two lines', () => ({ tokenFile: file('t', 'a\nb') }), 'is no bearer token'],

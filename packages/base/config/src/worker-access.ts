@@ -49,19 +49,18 @@ export class WorkerAccess {
   constructor(config: WorkerAccessConfig, onProblem: OnProblem) {
     const { certFile, keyFile, serverName, tokenFile, trustedNetwork, reloadMs } = config;
     if ((certFile === null) !== (keyFile === null))
-      throw new KvError('CONFIG', 'worker access: a certificate and its key go together; give certFile and keyFile');
+      throw new KvError('CONFIG', 'access: a certificate and its key go together; give certFile and keyFile');
     this.serverName = serverName ?? undefined;
     this.trustedNetwork = trustedNetwork;
     if (tokenFile !== null)
       this.#token = new RenewedFiles({
-        key: 'access.tokenFile',
-        files: [{ path: tokenFile, isSecret: true }],
+        files: [{ key: 'access.tokenFile', path: tokenFile, isSecret: true }],
         make: ([text]) => tokenIn(text!.toString('utf8')),
         file: 'a readable file',
         content: 'one line of printable characters',
         ...{ reloadMs, onProblem },
       });
-    this.#pems = new RenewedPems(config, onProblem);
+    this.#pems = new RenewedPems(config, onProblem, 'access');
   }
 
   get ca(): Buffer | undefined {

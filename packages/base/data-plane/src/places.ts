@@ -64,6 +64,21 @@ export function removeStaleArenas(dataDir: string, dir: string): number {
   return stale.filter((name) => !stale.some((arena) => lockFileOf(arena) === name)).length;
 }
 
+/** Of arena files of this data folder, which go before the next one is made; 0 where it has none. Changes nothing. */
+export function ownArenaBytes(dataDir: string, dir: string): number {
+  let id: string | undefined;
+  try {
+    id = form.exec(readlinkSync(join(dataDir, linkName)))?.[2];
+  } catch {
+    return 0; // no such folder, or no node has ever lived there
+  }
+  const own = listDir(dir).filter((name) => name.startsWith(`kvtier-${id}-`));
+  return own.reduce(
+    (bytes, name) => bytes + (statSync(join(dir, name), { throwIfNoEntry: false })?.blocks ?? 0) * 512,
+    0,
+  );
+}
+
 function isRemoved(path: string): boolean {
   try {
     return native.unlinkUnlocked(path);

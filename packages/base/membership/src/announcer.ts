@@ -15,7 +15,7 @@ import { ownerLength } from './scripts.ts';
 import { Wakeable } from './wakeable.ts';
 
 export interface AnnounceOptions {
-  readonly redis: MemberServers & Pick<RedisServers, 'onProblem'>;
+  readonly redis: MemberServers & Pick<RedisServers, 'place' | 'onProblem'>;
   /** Renewed three times a lease. */
   readonly leaseMs: number;
   readonly log: Log;

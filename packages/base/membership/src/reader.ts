@@ -16,7 +16,7 @@ import { ServerClock } from './server-clock.ts';
 import { Wakeable } from './wakeable.ts';
 
 export interface MemberReaderOptions {
-  readonly redis: MemberServers & Pick<RedisServers, 'onProblem'>;
+  readonly redis: MemberServers & Pick<RedisServers, 'place' | 'onProblem'>;
   readonly pollMs: number;
   /** All members, at each change. */
   readonly changed: (members: Membership) => void;

@@ -6,6 +6,7 @@
 import { KvError, Outside } from '@kvtier/errors';
 import { Cluster, Redis, type RedisOptions } from 'ioredis';
 import { backoffMs, nextRoundMs, Pauses, tellingConnector } from './failover-news.ts';
+import { connectAdvice, spokenOtherwise } from './other-speech.ts';
 import { RenewedLogin } from './renewed-login.ts';
 import { parseServers, type RedisLogin, type RedisServers } from './servers.ts';
 
@@ -27,11 +28,14 @@ export class RedisClient {
   readonly #client: Outside<Redis | Cluster>;
   readonly #timeLimitMs: number;
   readonly #login: RenewedLogin;
+  readonly #isTls: boolean;
   /** Why the last connection was not made or kept; ioredis tells by events. */
   #lastError: Error | undefined;
   #isClosed = false;
   /** It was told to connect anew, and its old connection has not ended yet. */
   #isLeaving = false;
+  /** A connection ended before it was of any use, and no error says why. */
+  #isCutWordless = false;
 
   /**
    * Begins to connect. KvError CONFIG for what cannot work. `onLost`: the connection to a server ended, or a server was replaced.
@@ -42,6 +46,7 @@ export class RedisClient {
     const pauses = new Pauses(maxBackoffMs);
     const servers = parseServers(settings);
     const first = servers[0]!;
+    this.#isTls = first.isTls;
     this.#login = new RenewedLogin(settings, first, () => this.#renewed());
     const { username, password, tls } = this.#login.now;
     const common = {
@@ -112,6 +117,7 @@ export class RedisClient {
       });
       client.on('close', () => {
         this.#isLeaving = false;
+        this.#isCutWordless = this.#lastError === undefined && !this.#isClosed;
         onLost(this.#lastError?.message ?? 'the connection ended');
       });
     });
@@ -140,8 +146,8 @@ export class RedisClient {
       const leftMs = endMs - performance.now();
       if (leftMs <= 0) {
         throw error === undefined
-          ? new KvError('DEADLINE', `redis: no connection within ${limitMs} ms; ${reachAdvice}`, { retry: true })
-          : asRedisError(error);
+          ? new KvError('DEADLINE', `redis: ${this.#silence(limitMs)}`, { retry: true })
+          : asRedisError(error, connectAdvice(error.message, this.#isTls));
       }
       await new Promise<void>((resolve) => {
         const events = ['ready', 'error', 'node error'];
@@ -155,6 +161,12 @@ export class RedisClient {
       });
     }
     this.#lastError = undefined;
+  }
+
+  #silence(limitMs: number): string {
+    return this.#isCutWordless
+      ? 'the server ends every connection without a word; write rediss: if it speaks TLS at this port'
+      : `no connection within ${limitMs} ms; ${reachAdvice}`;
   }
 
   /** KvError when it is not answered in time. */
@@ -239,7 +251,8 @@ function unstick(client: Redis | Cluster): void {
   }
 }
 
-const reachAdvice = 'check that servers can be reached, and tls (caFile, serverName) where they speak it';
+const reachAdvice =
+  'check that servers can be reached and speak Redis, with rediss: and tls (caFile, serverName) where they speak TLS';
 
 const remedies: readonly (readonly [RegExp, string])[] = [
   [/NOAUTH|WRONGPASS|invalid (username|password)|without any password configured/i, 'correct username and password'],
@@ -257,14 +270,16 @@ function isRefusal(message: string): boolean {
   return remedies.slice(0, 5).some(([pattern]) => pattern.test(message));
 }
 
-export function asRedisError(error: Error): KvError {
+/** `advice`: of who knows more of it than its words say. */
+export function asRedisError(error: Error, advice?: string): KvError {
   if (error instanceof KvError) return error;
   // A cluster that could not be reached hides why in its last node's error.
   const last = (error as { lastNodeError?: Error }).lastNodeError;
   const message = (last === undefined ? error.message : `${error.message} (${last.message})`).split('\n')[0]!;
-  const remedy = remedies.find(([pattern]) => pattern.test(message))?.[1];
+  const remedy = remedies.find(([pattern]) => pattern.test(message))?.[1] ?? advice;
   const code = isRefusal(message) ? 'CONFIG' : 'IO';
-  return new KvError(code, `redis: ${message}${remedy === undefined ? '' : `; ${remedy}`}`, {
+  const line = spokenOtherwise(message) ?? `${message}${remedy === undefined ? '' : `; ${remedy}`}`;
+  return new KvError(code, `redis: ${line}`, {
     retry: code === 'IO',
     tier: 'redis',
     cause: error,

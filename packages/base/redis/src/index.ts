@@ -1,3 +1,4 @@
 /** The way to Redis servers, for all that keeps something there: the tier, the list of a cluster's members. */
+export { checkRedisServers } from './check.ts';
 export { asRedisError, RedisClient, type RedisScript } from './client.ts';
 export type { RedisAddress, RedisLogin, RedisServers } from './servers.ts';

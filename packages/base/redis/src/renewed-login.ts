@@ -2,8 +2,9 @@
  * What a client shows its servers, and whom it trusts, as the files hold it now: they are looked at again while it lives. What is new serves
  * the next connection; what is of no use is told, and changes nothing.
  */
-import { createSecureContext, type ConnectionOptions as TlsOptions } from 'node:tls';
-import { RenewedFiles, type RenewedFilesOptions } from '@kvtier/config/files';
+import type { ConnectionOptions as TlsOptions } from 'node:tls';
+import { RenewedFiles } from '@kvtier/config/files';
+import { pemFilesOf, pemsIn } from '@kvtier/config/pems';
 import { KvError } from '@kvtier/errors';
 import type { RedisLogin, RedisServers, ServerAddress } from './servers.ts';
 
@@ -19,28 +20,29 @@ export class RenewedLogin {
 
   /** `onRenewed`: `login` is another one. KvError CONFIG: a file that cannot be used, TLS that is not spoken. */
   constructor(settings: RedisServers, first: ServerAddress, onRenewed: () => void) {
-    const { reloadMs = defaultReloadMs, passwordFile, onProblem = () => {}, database } = settings;
+    const { reloadMs = defaultReloadMs, passwordFile, onProblem = () => {}, database, place = 'redis' } = settings;
     const common = { reloadMs, onProblem };
     if (passwordFile !== undefined)
-      this.#password = renewed({
-        files: [{ path: passwordFile, isSecret: false }],
+      this.#password = new RenewedFiles({
+        files: [{ key: `${place}.passwordFile`, path: passwordFile, isSecret: false }],
         make: ([bytes]) => passwordIn(bytes!),
-        file: 'a readable passwordFile',
+        file: 'a readable file',
         content: 'a file with the password',
         ...common,
       });
     if (!first.isTls && settings.tls !== undefined)
       throw new KvError('CONFIG', 'redis: tls is configured, but the servers begin with redis:; write rediss:');
     const { serverName } = settings.tls ?? {};
-    const named = (['caFile', 'certFile', 'keyFile'] as const).flatMap((option) => {
-      const path = settings.tls?.[option];
-      return path === undefined ? [] : [{ path, name: option.slice(0, -4), isSecret: false }];
-    });
+    const { caFile, certFile, keyFile } = settings.tls ?? {};
+    const named = pemFilesOf(`${place}.tls`, { caFile, certFile, keyFile }).map((file) => ({
+      ...file,
+      isSecret: false,
+    }));
     if (named.length > 0)
-      this.#tls = renewed({
+      this.#tls = new RenewedFiles<TlsOptions>({
         files: named,
-        make: (bytes) => checked(Object.fromEntries(named.map(({ name }, at) => [name, bytes[at]!]))),
-        file: 'readable files (tls)',
+        make: (bytes) => pemsIn(named, bytes),
+        file: 'a readable PEM file',
         content: 'an authority, a certificate and its key (PEM)',
         ...common,
       });
@@ -72,23 +74,8 @@ export class RenewedLogin {
   }
 }
 
-/** @throws KvError CONFIG: a file that cannot be used */
-function renewed<T>(options: RenewedFilesOptions<T>): RenewedFiles<T> {
-  try {
-    return new RenewedFiles(options);
-  } catch (error) {
-    throw new KvError('CONFIG', `redis: ${(error as Error).message}`);
-  }
-}
-
 function passwordIn(file: Buffer): string {
   const password = file.toString('utf8').trim();
   if (password === '' || file.length > maxPasswordBytes) throw new Error('holds no password');
   return password;
-}
-
-/** @throws what OpenSSL says of files that do not go together, as while one of them is new already */
-function checked(pems: TlsOptions): TlsOptions {
-  createSecureContext(pems);
-  return pems;
 }

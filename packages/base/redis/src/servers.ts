@@ -26,6 +26,8 @@ export interface RedisServers {
         readonly serverName?: string | undefined;
       }
     | undefined;
+  /** Of these keys in the configuration, for a line that names a file: "redis" (the default), "membership.redis". */
+  readonly place?: string | undefined;
   /** How often the files are looked at for new ones. */
   readonly reloadMs?: number | undefined;
   /** Why the files that lie there are not in use (one line); undefined: they are. */

@@ -11,7 +11,7 @@ export const secondsBuckets = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2
 
 /**
  * Of this process, `kvtier_PREFIX_…`: how long its event loop lets others wait, since it is ready (see runService), by its thread's CPU
- * time; renewed files that it could not use; and its version.
+ * time; its memory; renewed files that it could not use; and its version.
  */
 export function processMetrics(prefix: string, registry: Registry): void {
   new Gauge({
@@ -26,6 +26,14 @@ export function processMetrics(prefix: string, registry: Registry): void {
     registers: [registry],
     collect() {
       this.set(native.turnsSeen().longestCpuMs / 1_000);
+    },
+  });
+  new Gauge({
+    name: `kvtier_${prefix}_resident_bytes`,
+    help: 'Memory of the process, as the system counts it',
+    registers: [registry],
+    collect() {
+      this.set(process.memoryUsage.rss());
     },
   });
   new Counter({

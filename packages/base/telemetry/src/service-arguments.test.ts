@@ -2,10 +2,11 @@ import { expect, it } from 'vitest';
 import { serviceArguments, serviceHelp } from './service-arguments.ts';
 
 it.each<[string[], ReturnType<typeof serviceArguments>]>([
-  [[], { configFile: undefined }],
-  [['--config', 'c.json'], { configFile: 'c.json' }],
-  [['--config=c.json'], { configFile: 'c.json' }],
-  [['--config', 'c.json', '--help'], 'help'],
+  [[], { configFile: undefined, isCheck: false }],
+  [['--config', 'c.json'], { configFile: 'c.json', isCheck: false }],
+  [['--config=c.json'], { configFile: 'c.json', isCheck: false }],
+  [['--check', '--config', 'c.json'], { configFile: 'c.json', isCheck: true }],
+  [['--config', 'c.json', '--check', '--help'], 'help'],
   [['-h'], 'help'],
   [['--version'], 'version'],
   [['-v'], 'version'],
@@ -13,6 +14,7 @@ it.each<[string[], ReturnType<typeof serviceArguments>]>([
 
 it.each([
   [['--conf', 'c.json'], 'command line: --conf: unknown option; did you mean --config?'],
+  [['--chek'], 'command line: --chek: unknown option; did you mean --check?'],
   [['--port=1'], 'command line: --port: unknown option; see --help'],
   [['-x'], "command line: Unknown option '-x'; see --help"],
   [['c.json'], 'command line: "c.json" is not an option; write --config FILE'],
@@ -24,6 +26,6 @@ it.each([
 });
 
 it('the help names every option, and the page', () => {
-  for (const said of ['docs/coordinator.md', '--config FILE', '--version', '--help'])
+  for (const said of ['docs/coordinator.md', '--config FILE', '--check', '--version', '--help'])
     expect(serviceHelp('coordinator')).toContain(said);
 });

@@ -3,12 +3,15 @@ import { parseArgs } from 'node:util';
 import { KvError, nearest } from '@kvtier/errors';
 
 export interface ServiceArguments {
+  /** Its configuration is to be looked at, and nothing else. */
+  readonly isCheck: boolean;
   /** Of --config; undefined: the environment has it. */
   readonly configFile: string | undefined;
 }
 
 const options = {
   config: { type: 'string' },
+  check: { type: 'boolean' },
   help: { type: 'boolean', short: 'h' },
   version: { type: 'boolean', short: 'v' },
 } as const;
@@ -17,6 +20,7 @@ const options = {
 export const serviceHelp = (name: string): string => `kvtier's ${name}, configured by docs/${name}.md
 
   --config FILE   its configuration, JSON; without it the environment variable KVTIER_CONFIG holds the same
+  --check         looks at the configuration and the files that it names, and starts nothing: 0, or what is wrong
   --version       its version
   --help          this text
 `;
@@ -33,7 +37,7 @@ export function serviceArguments(args: readonly string[]): ServiceArguments | 'h
   if (values.version) return 'version';
   if (positionals.length > 0) throw refused(`"${positionals[0]}" is not an option; write --config FILE`);
   if (values.config === '') throw refused('--config needs a file name');
-  return { configFile: values.config };
+  return { configFile: values.config, isCheck: values.check === true };
 }
 
 function parsed(args: readonly string[]) {

@@ -57,7 +57,7 @@ function service(
      import { native } from ${JSON.stringify(binding)};
      ${imports}
      const say = (text) => process.stdout.write(text + '\\n');
-     runService(${JSON.stringify(name)}, async (given) => { ${start} });`,
+     runService(${JSON.stringify(name)}, async (given) => { ${start} }, () => []);`,
   );
   const child = fork(file, args, {
     env: { ...process.env, NODE_OPTIONS: nodeOptions },

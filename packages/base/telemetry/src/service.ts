@@ -43,10 +43,18 @@ export function endProcessAfter(code: number, graceMs: number, name: string): vo
   setTimeout(() => endProcess(code), graceMs);
 }
 
-/** `start` gets what the command line says; `argv` is without Node and the program. */
+/** Something that a start looks at. @throws KvError what the start would end with */
+export type Check = () => unknown;
+export type Checks = (given: ServiceArguments, warn: (line: string) => void) => readonly Check[];
+
+/**
+ * `start` gets what the command line says; `argv` is without Node and the program. `checks` are for `--check`: they read the configuration
+ * as `start` does, and bind, make and remove nothing. All of them are made, and each problem is one line.
+ */
 export function runService(
   name: string,
   start: (given: ServiceArguments) => Promise<RunningService>,
+  checks: Checks,
   argv: readonly string[] = process.argv.slice(2),
 ): void {
   let running: RunningService | undefined;
@@ -94,7 +102,21 @@ export function runService(
   const begin = async (): Promise<RunningService | undefined> => {
     const given = serviceArguments(argv);
     if (given === 'help') return answer(serviceHelp(name));
-    return given === 'version' ? answer(`${name} ${version}\n`) : await start(given);
+    if (given === 'version') return answer(`${name} ${version}\n`);
+    return given.isCheck ? await check(given) : await start(given);
+  };
+  const check = async (given: ServiceArguments): Promise<undefined> => {
+    const problems: KvError[] = [];
+    for (const look of checks(given, say)) {
+      try {
+        await look();
+      } catch (error) {
+        problems.push(KvError.from(error, 'SETUP'));
+      }
+    }
+    if (problems.length === 0) return answer(`configuration is valid: ${given.configFile ?? 'KVTIER_CONFIG'}\n`);
+    for (const { code, message } of problems) say(`${code}: ${message}`);
+    endProcess(problems.some(({ isFinal }) => isFinal) ? configExitCode : 1);
   };
   const fail = (error: unknown): void => {
     if (closing) return;

@@ -13,9 +13,13 @@ export interface ServerTls extends ServerTlsFiles {
 }
 
 /** A server that shows what the files hold now. @throws KvError CONFIG: TLS files that cannot be used */
-export function renewedTlsServer(tls: ServerTls, options: ServerOptions, onProblem: TlsServerOptions['onProblem']) {
+export function renewedTlsServer(
+  tls: ServerTls,
+  options: ServerOptions,
+  { place, onProblem }: Omit<TlsServerOptions, 'reloadMs'>,
+) {
   let server: ReturnType<typeof createTlsServer> | undefined;
-  const renewed = renewedTls(tls, { reloadMs: tls.reloadMs, onProblem });
+  const renewed = renewedTls(tls, { place, reloadMs: tls.reloadMs, onProblem });
   renewed.onRenewed = (context) => server?.setSecureContext(context);
   const create = (handler: RequestListener): Server => {
     server = createTlsServer({ ...options, ...renewed.made, ...clientsOf(tls) }, handler);

@@ -59,7 +59,11 @@ function reaches(address: string, authority: string, own?: string): Promise<bool
 }
 
 const credentialsOf = (clientCaFile: string | null = null): TlsServerCredentials =>
-  new TlsServerCredentials(files(clientCaFile), { reloadMs: 60_000, onProblem: (why) => problems.push(why) });
+  new TlsServerCredentials(files(clientCaFile), {
+    place: 'tls',
+    reloadMs: 60_000,
+    onProblem: (why) => problems.push(why),
+  });
 
 it('a new pair serves the next connection, half a pair changes nothing', async () => {
   const tls = credentialsOf();
@@ -68,7 +72,7 @@ it('a new pair serves the next connection, half a pair changes nothing', async (
   expect(await reaches(address, 'second')).toBe(false);
   use('second', 'pem');
   await tls.reload();
-  expect(problems).toEqual([expect.stringMatching(/server\.pem: not read again \(.*\); the one before stays in use$/)]);
+  expect(problems).toEqual([expect.stringMatching(/server\.key: not read again \(.*\); the one before stays in use$/)]);
   expect(await reaches(address, 'first')).toBe(true);
   use('second', 'key');
   await tls.reload();
@@ -86,7 +90,7 @@ it('a new pair serves the next connection, half a pair changes nothing', async (
 it('the files are looked at again by themselves', async () => {
   let told = (): void => {};
   const changed = new Promise<void>((resolve) => (told = resolve));
-  const tls = new TlsServerCredentials(files(), { reloadMs: 5, onProblem: told });
+  const tls = new TlsServerCredentials(files(), { place: 'tls', reloadMs: 5, onProblem: told });
   use('second', 'pem');
   await changed;
   tls.close();
@@ -102,10 +106,14 @@ it('with an authority for clients, only who shows its certificate is let in', as
 
 it('files that cannot be used are refused at start', () => {
   chmodSync(at('server.key'), 0o644);
-  expect(credentialsOf).toThrow(/server\.key: cannot be used \(others may read it; chmod o-rwx it\)/);
+  expect(credentialsOf).toThrow(
+    /^tls\.keyFile: \/.*server\.key: cannot be used \(others may read it; chmod o-rwx it\)/,
+  );
   chmodSync(at('server.key'), 0o640); // a secret that Kubernetes mounts for a group
   credentialsOf().close();
   use('second', 'key');
-  expect(credentialsOf).toThrow(/server\.pem: .*; name a certificate and its key \(PEM\)$/);
-  expect(() => credentialsOf(at('none.pem'))).toThrow(/none\.pem: cannot be used \(ENOENT/);
+  expect(credentialsOf).toThrow(
+    /^tls\.keyFile: \/.*server\.key: is not the key of the certificate of tls\.certFile \(\/.*server\.pem\); name two files of one pair$/,
+  );
+  expect(() => credentialsOf(at('none.pem'))).toThrow(/^tls\.clientCaFile: \/.*none\.pem: cannot be used \(ENOENT/);
 });

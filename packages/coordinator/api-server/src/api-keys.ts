@@ -24,8 +24,7 @@ export class ApiKeys {
   /** @throws KvError CONFIG: a file that cannot be used */
   constructor(path: string, { key, reloadMs = 10_000, onProblem }: ApiKeysOptions) {
     this.#files = new RenewedFiles<ReadonlySet<string>>({
-      ...(key !== undefined && { key }),
-      files: [{ path, isSecret: true }],
+      files: [{ path, isSecret: true, ...(key !== undefined && { key }) }],
       make: ([text]) => new Set(keysOf(text!.toString('utf8')).map((key) => this.#digestOf(key))),
       file: 'a readable file of keys, one a line',
       content: 'a file of keys, one a line',

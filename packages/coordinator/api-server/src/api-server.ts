@@ -181,6 +181,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
         adminKeys,
       }),
       tls: its.tls ?? undefined,
+      tlsPlace: its === options ? 'tls' : 'operations.tls',
       answered,
       logger,
     });

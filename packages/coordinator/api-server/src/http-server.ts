@@ -37,6 +37,8 @@ export interface HttpAppOptions {
   readonly callers: Pick<Callers, 'check'>;
   /** undefined: plain text. */
   readonly tls: ServerTls | undefined;
+  /** Of its files' keys in the configuration. */
+  readonly tlsPlace: string;
   /** An answer has ended, by route and status (499: its client left, 502: it had begun and was cut). */
   readonly answered: (route: string, status: number) => void;
   readonly logger: Logger;
@@ -68,7 +70,8 @@ const noSchema = (): never => {
 export function createHttpApp(options: HttpAppOptions): HttpApp {
   const { tls, limits, name, logger } = options;
   const times = { handshakeTimeout: handshakeMs, requestTimeout: limits.receiveMs, keepAliveTimeout: keepAliveMs };
-  const secured = tls && renewedTlsServer(tls, times, tellRenewed(logger, `${name}: TLS files`));
+  const told = { place: options.tlsPlace, onProblem: tellRenewed(logger, `${name}: TLS files`) };
+  const secured = tls && renewedTlsServer(tls, times, told);
   const app = createApp(options, secured?.create);
   const idle = new IdleConnections(app.server);
   return {

@@ -1,2 +1,3 @@
 /** A coordinator, put together. */
+export { coordinatorChecks } from './checks.ts';
 export { type Coordinator, startCoordinator } from './coordinator.ts';

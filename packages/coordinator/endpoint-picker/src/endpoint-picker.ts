@@ -104,6 +104,7 @@ export async function startEndpointPicker(options: EndpointPickerOptions): Promi
   const tls =
     config.tls &&
     new TlsServerCredentials(config.tls, {
+      place: 'endpointPicker.tls',
       reloadMs: config.tls.reloadMs,
       onProblem: tellRenewed(logger, 'endpoint picker: TLS files'),
     });

@@ -78,6 +78,7 @@ export async function startScaler({ config, planner, logger }: ScalerOptions): P
   const tls =
     config.tls &&
     new TlsServerCredentials(config.tls, {
+      place: 'planner.scaler.tls',
       reloadMs: config.tls.reloadMs,
       onProblem: tellRenewed(logger, 'scaler: TLS files'),
     });

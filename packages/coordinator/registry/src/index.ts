@@ -1,5 +1,6 @@
 /** Who is alive in the cluster, what it is, and how loaded. */
 export { AnswerTail, type Usage } from './answer-tail.ts';
+export { checkDiscovery } from './check-discovery.ts';
 export { createDiscovery } from './create-discovery.ts';
 export type { Discovery, DiscoveryListener } from './discovery.ts';
 export { EngineCalls, type EngineCallsOptions, type OnEvent } from './engine-calls.ts';

@@ -26,7 +26,7 @@ export class RedisDiscovery implements Discovery {
     const onProblem = tellRenewed(lines, 'discovery: passwords, certificates');
     this.#reader = new MemberReader({
       ...this.#config,
-      redis: { ...this.#config.redis, onProblem },
+      redis: { ...this.#config.redis, place: 'discovery.redis', onProblem },
       log,
       changed: (members) => told.members(members),
       problem: (why) => told.problem(why),

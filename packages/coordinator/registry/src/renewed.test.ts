@@ -40,7 +40,7 @@ beforeEach(() => {
 it('to an engine worker: an open connection stays until there is a new one, for calls that begin then', async () => {
   renew(folder, 'first.pem', 'let-in.pem');
   const files = { certFile: at('worker.pem'), keyFile: at('worker.key'), clientCaFile: at('let-in.pem') };
-  const credentials = new TlsServerCredentials(files, { reloadMs: 60_000, onProblem: () => {} });
+  const credentials = new TlsServerCredentials(files, { place: 'tls', reloadMs: 60_000, onProblem: () => {} });
   const metrics = { metrics: unary(() => ({ prometheus: 'served' })) };
   const add = (grpc: Parameters<Parameters<typeof startGrpcServer>[1]>[0]): void =>
     grpc.addService(EngineService, metrics as never);

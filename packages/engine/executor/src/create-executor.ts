@@ -5,15 +5,7 @@
 import { createHash } from 'node:crypto';
 import { availableParallelism } from 'node:os';
 import { KvError } from '@kvtier/errors';
-import {
-  type ModelConfig,
-  type ModelFolder,
-  modelDigest,
-  planWeights,
-  readModelConfig,
-  readModelFolder,
-  readTensorTable,
-} from '@kvtier/model';
+import { type ModelConfig, type ModelFolder, modelDigest, planModel, readModelFolder } from '@kvtier/model';
 import { attentionGroups, blockLayers, kvBlockBytes, numberBytes } from './attention-groups.ts';
 import { type Backend, chooseBackend, nativeGpu } from './backend.ts';
 import { binding, hashFile, type NativeLimits, translate } from './binding.ts';
@@ -53,11 +45,15 @@ export async function createExecutor(options: ExecutorOptions): Promise<Executor
   }
 }
 
+/** The sizes of the model, of a folder whose weights have headers that go with them. @throws KvError MODEL as a start; no weight is read */
+export async function checkModelFolder(dir: string): Promise<Pick<ModelConfig, 'vocabSize'>> {
+  return (await readModelFolder(dir, planModel)).config;
+}
+
 async function openExecutor(options: ExecutorOptions, backend: Backend, folder: ModelFolder): Promise<Executor> {
   for (const name of companions) await folder.watch(name);
-  const config = await readModelConfig(folder);
-  const table = await readTensorTable(folder);
-  const { parameters, ...plan } = planWeights(config, table, folder.dir);
+  const { config, table, planned } = await planModel(folder);
+  const { parameters, ...plan } = planned;
   const sizes = planSteps(options, { config, parameters, backend });
   const limits = checkedLimits(options, sizes[0]!);
   const { family, vocabSize, hiddenSize, intermediateSize, layers, heads, kvHeads, headDim, maxModelTokens } = config;

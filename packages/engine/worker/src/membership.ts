@@ -30,7 +30,11 @@ export function joinCluster(
     }
   }
   const record = { name, kind: 'kvtier', address, role, draining: false, node, events, revision } as const;
-  const servers = { ...redis, onProblem: tellRenewed(log, 'membership: passwords, certificates') };
+  const servers = {
+    ...redis,
+    place: 'membership.redis',
+    onProblem: tellRenewed(log, 'membership: passwords, certificates'),
+  };
   const announced = announceWorker(record, { redis: servers, leaseMs, log });
   listening.events?.onServerKey(() => announced.change({ events: eventsNow() }));
   return announced;

@@ -155,6 +155,7 @@ export async function startWorker(
 /** Who comes with a certificate of its authority. Renewed files serve the next connection. @throws KvError CONFIG */
 const tlsOf = (files: NonNullable<EngineWorkerConfig['tls']>, logger: Logger): TlsServerCredentials =>
   new TlsServerCredentials(files, {
+    place: 'tls',
     reloadMs: files.reloadMs,
     onProblem: tellRenewed(logger, 'TLS files'),
   });

@@ -115,7 +115,8 @@ export class OperationsServer {
       maxHeaderSize: limits.headBytes,
     };
     const handler = (request: IncomingMessage, response: ServerResponse): void => this.#receive(request, response);
-    const told = tellRenewed({ info: this.#line('info'), warn: this.#line('warn') }, 'operations: TLS files');
+    const onProblem = tellRenewed({ info: this.#line('info'), warn: this.#line('warn') }, 'operations: TLS files');
+    const told = { place: 'operations.tls', onProblem };
     const secured = tls && renewedTlsServer(tls, { ...times, handshakeTimeout: limits.receiveMs }, told);
     this.#endTls = () => secured?.close();
     this.#server = secured ? secured.create(handler) : createServer(times, handler);

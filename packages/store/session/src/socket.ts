@@ -2,7 +2,7 @@
  * A Unix socket that only this user can reach: mode 0600 from its first moment, in a folder that only its owner, this user or
  * root, may write to; it is made 0700 when it is not there. With a group: 0660 and 0750, of that group. A socket file that a dead process left is replaced; one that somebody serves is KvError LOCKED.
  */
-import { chmodSync, chownSync, lstatSync, mkdirSync, unlinkSync } from 'node:fs';
+import { chmodSync, chownSync, existsSync, lstatSync, mkdirSync, unlinkSync } from 'node:fs';
 import net from 'node:net';
 import path from 'node:path';
 import { KvError } from '@kvtier/errors';
@@ -17,12 +17,7 @@ export async function listenPrivately(
   socketPath: string,
   group: number | null = null,
 ): Promise<bigint> {
-  if (Buffer.byteLength(socketPath) > maxPathBytes) {
-    throw new KvError(
-      'CONFIG',
-      `${socketPath}: longer than the ${maxPathBytes} bytes a socket path may have; choose a shorter one`,
-    );
-  }
+  checkLength(socketPath);
   const folder = path.dirname(socketPath);
   try {
     const isNew = mkdirSync(folder, { recursive: true, mode: 0o700 }) !== undefined;
@@ -41,6 +36,21 @@ export async function listenPrivately(
       {
         cause: error,
       },
+    );
+  }
+}
+
+/** Of a socket that is to be made there, without making anything. @throws KvError CONFIG, SETUP as a start */
+export function checkSocketPath(socketPath: string): void {
+  checkLength(socketPath);
+  if (existsSync(path.dirname(socketPath))) checkSocketFolder(socketPath);
+}
+
+function checkLength(socketPath: string): void {
+  if (Buffer.byteLength(socketPath) > maxPathBytes) {
+    throw new KvError(
+      'CONFIG',
+      `${socketPath}: longer than the ${maxPathBytes} bytes a socket path may have; choose a shorter one`,
     );
   }
 }

@@ -1,4 +1,5 @@
 /** The Redis tier. */
+export { checkRedis } from './check.ts';
 export { RedisTier } from './redis-tier.ts';
 export {
   defaultSettings as defaultRedisSettings,

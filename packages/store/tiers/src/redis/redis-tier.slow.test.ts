@@ -427,7 +427,7 @@ describe('refused at start, in one line', () => {
     expect(await refused({ database: 99 })).toMatch(/^CONFIG redis: .*correct database/);
     expect(await refused({ tls: { caFile: '/none' } })).toMatch(/^CONFIG redis: tls is configured/);
     expect(await refused({ servers: ['rediss://h'], tls: { caFile: '/none' } })).toMatch(
-      /^CONFIG redis: \/none: cannot be used \(ENOENT.*\(tls\)$/,
+      /^CONFIG redis\.tls\.caFile: \/none: cannot be used \(ENOENT.*; name a readable PEM file$/,
     );
   });
 

@@ -94,6 +94,9 @@ export function planS3(settings: S3Settings) {
   };
 }
 
+/** What can be told before any server is asked. @throws KvError CONFIG as `planS3` */
+export const checkS3 = (settings: S3Settings): void => planS3(settings).secrets.close();
+
 function endpointOf(text: string): URL {
   const url = URL.canParse(text) ? new URL(text) : undefined;
   const sound = url !== undefined && /^https?:$/.test(url.protocol) && url.pathname === '/' && url.search === '';

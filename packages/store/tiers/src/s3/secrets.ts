@@ -2,8 +2,8 @@
  * What a bucket's server is shown, and by which authorities it is known, as the files hold it now: they are looked at again while the tier
  * lives. What is new serves the next request or connection; what is of no use is told, and changes nothing.
  */
-import { createSecureContext } from 'node:tls';
-import { RenewedFiles, type RenewedFilesOptions } from '@kvtier/config/files';
+import { RenewedFiles } from '@kvtier/config/files';
+import { pemFilesOf, pemsIn } from '@kvtier/config/pems';
 import { KvError } from '@kvtier/errors';
 import { credentialsIn, type S3Credentials } from './credentials.ts';
 
@@ -43,27 +43,28 @@ export class S3Secrets {
       throw new KvError('CONFIG', 's3: accessKeyId and secretAccessKey belong together; give both or neither');
     const common = { reloadMs, onProblem: settings.onProblem ?? (() => {}) };
     if (secretAccessKeyFile !== undefined)
-      this.#secret = renewed({
-        files: [{ path: secretAccessKeyFile, isSecret: false }],
+      this.#secret = new RenewedFiles({
+        files: [{ key: 's3.secretAccessKeyFile', path: secretAccessKeyFile, isSecret: false }],
         make: ([bytes]) => secretIn(bytes!),
-        file: 'a readable secretAccessKeyFile',
+        file: 'a readable file',
         content: 'a file with the secret key in one line',
         ...common,
       });
     const { credentialsFile, profile = 'default' } = settings;
     if (credentialsFile !== undefined)
-      this.#shared = renewed({
-        files: [{ path: credentialsFile, isSecret: false }],
+      this.#shared = new RenewedFiles({
+        files: [{ key: 's3.credentialsFile', path: credentialsFile, isSecret: false }],
         make: ([bytes]) => credentialsIn(bytes!, profile),
-        file: 'a readable credentialsFile',
+        file: 'a readable file',
         content: "credentials in the format of Amazon's shared file",
         ...common,
       });
     if (caFile !== undefined) {
-      this.#ca = renewed({
-        files: [{ path: caFile, isSecret: false }],
-        make: ([bytes]) => authoritiesIn(bytes!),
-        file: 'a readable caFile',
+      const files = pemFilesOf('s3', { caFile });
+      this.#ca = new RenewedFiles({
+        files,
+        make: (bytes) => pemsIn(files, bytes).ca!.toString('utf8'),
+        file: 'a readable PEM file',
         content: 'authorities (PEM)',
         ...common,
       });
@@ -92,23 +93,8 @@ export class S3Secrets {
   }
 }
 
-/** @throws KvError CONFIG: a file that cannot be used */
-function renewed<T>(options: RenewedFilesOptions<T>): RenewedFiles<T> {
-  try {
-    return new RenewedFiles(options);
-  } catch (error) {
-    throw new KvError('CONFIG', `s3: ${(error as Error).message}`);
-  }
-}
-
 function secretIn(file: Buffer): string {
   const secret = file.toString('utf8').trim();
   if (file.length > maxSecretBytes || !/^[\x21-\x7e]+$/.test(secret)) throw new Error('holds no secret key');
   return secret;
-}
-
-/** @throws what OpenSSL says of it */
-function authoritiesIn(file: Buffer): string {
-  createSecureContext({ ca: file });
-  return file.toString('utf8');
 }

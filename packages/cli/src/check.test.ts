@@ -1,0 +1,58 @@
+/** `kvtier up --check`: options, and what the services would be configured with, are looked at; nothing is made. */
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { ownCertificate } from '@kvtier/config/testing';
+import { afterAll, expect, it } from 'vitest';
+import { checkSystem } from './check.ts';
+import { parseUp } from './options.ts';
+
+const dir = mkdtempSync(join(tmpdir(), 'kvtier-up-check-'));
+afterAll(() => rmSync(dir, { recursive: true }));
+const file = (name: string): string => join(dir, name);
+ownCertificate(dir, 'own');
+writeFileSync(file('cert-as-key'), readFileSync(file('own.pem')), { mode: 0o600 });
+writeFileSync(file('keys'), 'a-key-of-sixteen-characters\n', { mode: 0o600 });
+const redis = { servers: ['rediss://127.0.0.1:1'], bytes: 2 ** 26, tls: { caFile: file('own.key') } };
+writeFileSync(file('node.json'), JSON.stringify({ redis }));
+
+const sizes = ['--data-dir', file('data'), '--arena-bytes', '8m', '--disk-bytes', '64m'];
+async function problems(...args: string[]): Promise<string[]> {
+  const before = readdirSync(dir);
+  const said = await checkSystem(parseUp(['--check', ...sizes, ...args])!);
+  expect([readdirSync(dir), existsSync('/tmp/kvtier-check')]).toEqual([before, false]);
+  return said.map((line) => line.replaceAll(dir, 'DIR'));
+}
+
+it('sound: several engines and nodes, TLS, keys; no folder is made', async () => {
+  const tls = ['--tls-cert', file('own.pem'), '--tls-key', file('own.key'), '--api-keys', file('keys')];
+  const many = [
+    '--engines',
+    '4',
+    '--nodes',
+    '2',
+    '--arena-bytes',
+    '16m',
+    '--disk-bytes',
+    '128m',
+    '--model',
+    'random:25m',
+  ];
+  expect(await problems('--host', '0.0.0.0', ...tls, ...many)).toEqual([]);
+}, 60_000);
+
+it('each problem is one line: options by their own names, what the services read by its key', async () => {
+  const tls = ['--tls-cert', file('own.pem'), '--tls-key', file('cert-as-key')];
+  const wrong = ['--model', file('none'), '--node-config', file('node.json')];
+  expect(await problems(...tls, ...wrong)).toEqual([
+    'kvtier: --tls-key: DIR/cert-as-key: holds a certificate, not a private key; name the private key (PEM), and the certificate where that belongs',
+    'kvtier: --model DIR/none: no such folder; give a Hugging Face model folder, demo or random:25m',
+    'cache-node: CONFIG: redis.tls.caFile: DIR/own.key: holds a private key, not certificates of an authority; name a file of certificates, each between BEGIN CERTIFICATE and END CERTIFICATE (PEM)',
+  ]);
+}, 60_000);
+
+it('an arena that /dev/shm has no room for', async () => {
+  expect(await problems('--arena-bytes', '4t')).toEqual([
+    expect.stringMatching(/^kvtier: --arena-bytes: 4 TiB is more than \/dev\/shm has free/),
+  ]);
+}, 60_000);

@@ -1,0 +1,73 @@
+/**
+ * `kvtier up --check`: what a start would find, looked at without one. Options, budgets and the model are looked at here, what the services are
+ * configured with by their own programs (`--check`). Invariant: nothing is bound, made or removed; a system that runs now does not matter.
+ */
+import { execFile } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
+import { dirname, join } from 'node:path';
+import { readGroup } from '@kvtier/config';
+import { ownArenaBytes } from '@kvtier/data-plane/places';
+import { KvError } from '@kvtier/errors';
+import { checkModel } from '@kvtier/model';
+import { checkTls } from './api-options.ts';
+import { planMembers } from './members.ts';
+import type { UpOptions } from './options.ts';
+import { arenaDir } from './places.ts';
+import { planServices } from './services.ts';
+import type { ServiceSpec } from './supervisor.ts';
+
+/** Of a service that looks at its configuration: on a busy machine seconds. */
+const checkMs = 60_000;
+/** Sockets of a start lie in a folder that it makes; this one is never there. */
+const runDir = '/tmp/kvtier-check';
+
+/** Lines that say what is wrong; none: a start would begin. */
+export async function checkSystem(options: UpOptions): Promise<readonly string[]> {
+  const problems: string[] = [];
+  const look = async <T>(what: () => T | Promise<T>): Promise<T | undefined> => {
+    try {
+      return await what();
+    } catch (error) {
+      problems.push(`kvtier: ${KvError.from(error, 'SETUP').message}`);
+      return undefined;
+    }
+  };
+  await look(() => checkTls(options.apiServer));
+  const isTlsSound = problems.length === 0;
+  await look(() => readGroup(options.node.group ?? null));
+  const model = await look(() => checkModel(options.model));
+  const services = await look(() => planned(options, model ?? { name: '', dir: '' }));
+  // The coordinator would say the same of TLS again.
+  const asked = (services ?? []).filter(({ program }) => program !== 'coordinator' || isTlsSound);
+  return [...problems, ...(await Promise.all(asked.map(said))).flat()];
+}
+
+/** One of each kind: several are configured alike. Of engines there is nothing to read but the model. */
+function planned(options: UpOptions, model: { readonly name: string; readonly dir: string }): readonly ServiceSpec[] {
+  const dataDir = existing(options.dataDir);
+  const nodeDirs = Array.from({ length: options.nodes }, (_, i) => (i === 0 ? dataDir : join(dataDir, `node-${i}`)));
+  const ownBytes = nodeDirs.reduce((bytes, dir) => bytes + ownArenaBytes(dir, arenaDir), 0);
+  const machine = { cores: availableParallelism(), freeMemoryBytes: process.availableMemory() };
+  const gpuShare = options.gpu.memoryUtilization;
+  const members = planMembers({ ...options, gpuShare, dataDir, looking: { ownArenaBytes: ownBytes } }, machine);
+  const peerPorts = members.nodes.map((_, i) => i + 1);
+  const all = planServices(options, { port: options.port, runDir, model, members, peerPorts });
+  return (['coordinator', 'cache-node'] as const).flatMap((kind) => all.find(({ program }) => program === kind) ?? []);
+}
+
+/** It, or the nearest folder above it that is there: its disk is the one that counts. */
+const existing = (folder: string): string => (existsSync(folder) ? folder : existing(dirname(folder)));
+
+async function said({ name, nodeArgs, env }: ServiceSpec): Promise<string[]> {
+  const config = JSON.parse(env.KVTIER_CONFIG!) as { peers?: object };
+  delete config.peers; // of several nodes, whose secret is made by a start
+  const place = { env: { ...process.env, KVTIER_CONFIG: JSON.stringify(config) }, timeout: checkMs };
+  return await new Promise((resolve) => {
+    execFile(process.execPath, [...nodeArgs, '--check'], place, (error, _, text) => {
+      const lines = text.split('\n').filter((line) => line !== '');
+      const unseen = `kvtier: ${name}: its configuration could not be looked at`;
+      resolve(error === null || lines.length > 0 ? lines : [unseen]);
+    });
+  });
+}

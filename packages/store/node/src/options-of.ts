@@ -1,0 +1,26 @@
+/** What a cache node is opened with, of what its process is configured with: keys, certificates and the group out of their files. */
+import { type CacheNodeConfig, readGroup, readKvEventsCurve, readPeerCredentials } from '@kvtier/config';
+import { failpointFromEnv } from '@kvtier/placement';
+import { systemClock } from '@kvtier/runtime';
+import { type Logger, refusedRenewals, tellRenewed } from '@kvtier/telemetry';
+import type { CacheNodeOptions } from './node.ts';
+
+/** @throws KvError CONFIG: a file that cannot be used */
+export function optionsOf(config: CacheNodeConfig, log: Logger): CacheNodeOptions {
+  const [peering, events, failpoint] = [config.peers, config.kvEvents, failpointFromEnv(process.env)];
+  const security = peering && readPeerCredentials(peering.security, tellRenewed(log, 'peers: certificate or secret'));
+  const curve = events && readKvEventsCurve(events, tellRenewed(log, 'KV events: keys'));
+  const peers = peering && { ...peering, security: security! };
+  const kvEvents = events && { ...events, curve };
+  const told = (what: string, place = what) => ({
+    place,
+    onProblem: tellRenewed(log, `${what}: passwords, keys, certificates`),
+  });
+  const redis = config.redis && { ...config.redis, ...told('redis') };
+  const s3 = config.s3 && { ...config.s3, ...told('s3') };
+  const list = config.membership && { ...config.membership.redis, ...told('membership', 'membership.redis') };
+  const membership = config.membership && { ...config.membership, redis: list! };
+  const gauges = () => ({ 'renewals.refused': refusedRenewals() });
+  const read = { group: readGroup(config.group), peers, kvEvents, redis, s3, membership };
+  return { ...config, ...read, clock: systemClock, log, failpoint, gauges };
+}
