@@ -12,9 +12,9 @@ interface Prompt {
 }
 
 export class InUse {
-  readonly #workers: Prompt[][] = [];
-  /** By what was given: where, and the prompt. */
-  readonly #given = new Map<unknown, { readonly worker: number; readonly prompt: Prompt }>();
+  readonly #workers: (Prompt[] | undefined)[] = [];
+  /** By what was given: the prompts of its worker, and its own among them. */
+  readonly #given = new Map<unknown, { readonly prompts: Prompt[]; readonly prompt: Prompt }>();
 
   given(item: unknown, keys: Keys, worker: number): void {
     this.ended(item);
@@ -23,32 +23,30 @@ export class InUse {
     this.#workers[worker] ??= [];
     const prompts = this.#workers[worker]!;
     prompts.splice(placeOf(prompts, keys), 0, prompt);
-    this.#given.set(item, { worker, prompt });
+    this.#given.set(item, { prompts, prompt });
   }
 
   ended(item: unknown): void {
     const given = this.#given.get(item);
     if (given === undefined) return;
     this.#given.delete(item);
-    const prompts = this.#workers[given.worker]!;
-    // Equal ones lie before the place of what is equal to them.
-    let at = placeOf(prompts, given.prompt.keys) - 1;
-    while (at >= 0 && prompts[at] !== given.prompt) at--;
+    const { prompts, prompt } = given;
+    // It lies among equal ones, before the place of the next.
+    let at = placeOf(prompts, prompt.keys) - 1;
+    while (at >= 0 && prompts[at] !== prompt) at--;
     if (at >= 0) prompts.splice(at, 1);
   }
 
-  /** This number stands for another worker from now on, or for none. */
+  /** This number stands for another worker from now on, or for none. What was given ends all the same: of a list that nobody asks. */
   left(worker: number): void {
-    this.#workers[worker] = [];
-    for (const [item, given] of this.#given) if (given.worker === worker) this.#given.delete(item);
+    this.#workers[worker] = undefined;
   }
 
   /** Leading blocks of the prompt that the worker's requests have, at most. */
   blocksOf(keys: Keys, worker: number): number {
-    const prompts = this.#workers[worker];
-    if (prompts === undefined || prompts.length === 0) return 0;
+    const prompts = this.#workers[worker] ?? [];
     const place = placeOf(prompts, keys);
-    const before = place > 0 ? commonBlocks(keys, prompts[place - 1]!.keys) : 0;
-    return place < prompts.length ? Math.max(before, commonBlocks(keys, prompts[place]!.keys)) : before;
+    const neighbours = [prompts[place - 1], prompts[place]];
+    return Math.max(...neighbours.map((one) => (one === undefined ? 0 : commonBlocks(keys, one.keys))));
   }
 }
