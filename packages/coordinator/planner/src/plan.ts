@@ -8,7 +8,8 @@
  *              streams   = the most n, for which  step + n × step per stream ≤ time between tokens; no more than run or have room at once
  *              workers   = demand ÷ (ceiling × n ÷ step(n))
  *
- * W(m) is the wait in front of m servers, as Sakasegawa approximates it (1977), with arrivals and prompts that vary as chance does. A
+ * W(m) is the wait in front of m servers, as Sakasegawa approximates it (1977), with arrivals and prompts that vary as chance does; for a
+ * fraction, too, from one server on: so that a little more load never needs less. A
  * prompt that alone takes longer than the target is not made faster by more workers: then the ceiling alone counts. The discount by the
  * hit ratio is Dynamo's, too (docs/handoff.md); what is cached needs no prefill, and its decode as much as any other.
  */
@@ -74,12 +75,26 @@ function planPrefill(
   const least = bounded(demand / (ceiling * rate));
   const serviceS = requestsPerS > 0 ? demand / requestsPerS / rate : 0;
   const isReachable = serviceS <= firstTokenS;
-  let workers = Math.ceil(least);
-  if (isReachable && workers > 0)
-    while (workers < mostWorkers && serviceS + waitS(workers, demand / (workers * rate), serviceS) > firstTokenS)
-      workers++;
-  const needed = workers > Math.ceil(least) ? workers : least;
-  return { demandTokensPerS: demand, rateTokensPerS: rate, needed, workers, isReachable };
+  const isInTime = (workers: number): boolean => {
+    const servers = Math.max(workers, 1);
+    return serviceS + waitS(servers, demand / (servers * rate), serviceS) <= firstTokenS;
+  };
+  const needed = isReachable && least > 0 && !isInTime(least) ? leastFrom(Math.max(least, 1), isInTime) : least;
+  return { demandTokensPerS: demand, rateTokensPerS: rate, needed, workers: Math.ceil(needed), isReachable };
+}
+
+/** The least number above `tooFew` that is enough, to a billionth. */
+function leastFrom(tooFew: number, isEnough: (workers: number) => boolean): number {
+  let enough = Math.min(2 * tooFew, mostWorkers);
+  while (enough < mostWorkers && !isEnough(enough)) enough = Math.min(2 * enough, mostWorkers);
+  for (let below = tooFew; enough - below > 1e-9 * enough; ) {
+    const between = (below + enough) / 2;
+    if (isEnough(between)) enough = between;
+    else below = between;
+  }
+  // A billionth more than a whole number is that number.
+  const whole = Math.floor(enough);
+  return whole > tooFew && isEnough(whole) ? whole : enough;
 }
 
 /** Sakasegawa's approximation for m servers in use to a share of `used`, below 1. */
