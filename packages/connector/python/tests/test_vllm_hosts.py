@@ -9,6 +9,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+from kvtier.vllm.lookups import hashes_of
 from rig import Node, until
 
 from engine_case import EngineCase, prompts
@@ -51,9 +52,27 @@ class Hosts(EngineCase):
             for one, what in ((other, "are held by the node of who computed them"), (engine, "are known to the other node")):
                 until(
                     f"{tokens} tokens {what}",
-                    lambda one=one, request=request, tokens=tokens: self.held(one, request) >= tokens,
+                    lambda one=one, request=request, tokens=tokens: self.held(one, request) >= tokens and self.tails_held(one, request, tokens),
                     seen=lambda request=request: [self.looked(each, request) for each in (other, engine)],
                 )
+
+    def tails_held(self, engine: Engine, request: Any, tokens: int) -> bool:
+        """Of each window, the blocks that a token after so many looks at: they are told by themselves, and may be later than the others."""
+        attached = engine.connector._scheduler._node.attached()
+        if attached is None:
+            return False
+        for share, session in zip(attached.shares, attached.sessions):
+            group = share.group
+            if not group.window_tokens:
+                continue
+            end = tokens // group.block_tokens
+            first = group.first_needed(0, end)
+            asked = session.lookup(hashes_of(request.block_hashes, group, 0, end), gaps=True, deadline_s=5)
+            if not asked.wait(5) or asked.error is not None:
+                return False
+            if not any(begin <= first and end <= last for begin, last in asked.result().ranges):
+                return False
+        return True
 
     def looked(self, engine: Engine, request: Any) -> list[Any]:
         """What an engine and its node say of a request's blocks, each session by itself."""
