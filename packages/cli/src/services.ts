@@ -44,6 +44,7 @@ export function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
     topic: '',
   });
   const { logLevel } = options;
+  const service = serviceMaker();
   const members: CoordinatorInput['discovery'] = {
     kind: 'static',
     workers: engines.map(({ name, role, node }, i) => ({
@@ -92,18 +93,22 @@ export function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
   ];
 }
 
-const service = (
+type Service = (
   name: string,
   kind: Program,
   stage: number,
   config: CoordinatorInput | EngineWorkerInput | CacheNodeInput,
-): ServiceSpec => ({
-  name,
-  program: kind,
-  stage,
-  nodeArgs: started(kind),
-  env: { KVTIER_CONFIG: JSON.stringify(config) },
-});
+) => ServiceSpec;
+
+/** How a program is started is looked up once: hundreds of files are looked at for it. */
+function serviceMaker(): Service {
+  const found = new Map<Program, readonly string[]>();
+  return (name, kind, stage, config) => {
+    const nodeArgs = found.get(kind) ?? started(kind);
+    found.set(kind, nodeArgs);
+    return { name, program: kind, stage, nodeArgs, env: { KVTIER_CONFIG: JSON.stringify(config) } };
+  };
+}
 
 type EngineConfig = Omit<EngineWorkerInput, 'listen' | 'cacheNodeSocket'>;
 
