@@ -57,15 +57,16 @@ KvEventReceiver::KvEventReceiver(const EventSource& source) : zmq_(Zmq::Library(
   }
   setText(Zmq::kSubscribe, source.topic, source.topic.size());
   const std::string watch = "inproc://kvtier-monitor-" + std::to_string(monitors++);
-  require(zmq_.socket_monitor(socket_, watch.c_str(), Zmq::kEventDisconnected | Zmq::kEventHandshake) == 0, "monitor");
+  constexpr int kWatched = Zmq::kEventDisconnected | Zmq::kEventHandshake;
+  require(zmq_.Whole([&] { return zmq_.socket_monitor(socket_, watch.c_str(), kWatched); }) == 0, "monitor");
   monitor_ = zmq_.socket(Zmq::Context(), Zmq::kPair);
   require(monitor_ != nullptr, "monitor");
   const int linger = 0;
   require(zmq_.setsockopt(monitor_, Zmq::kLinger, &linger, sizeof linger) == 0 &&
               zmq_.setsockopt(monitor_, Zmq::kReceiveHighWaterMark, &kMaxLinkEvents, sizeof kMaxLinkEvents) == 0 &&
-              zmq_.connect(monitor_, watch.c_str()) == 0,
+              zmq_.Whole([&] { return zmq_.connect(monitor_, watch.c_str()); }) == 0,
           "monitor");
-  if (zmq_.connect(socket_, source.endpoint.c_str()) != 0) {
+  if (zmq_.Whole([&] { return zmq_.connect(socket_, source.endpoint.c_str()); }) != 0) {
     const std::string reason = zmq_.strerror(zmq_.errnum());
     Close();
     throw std::invalid_argument(reason);
@@ -80,7 +81,7 @@ KvEventReceiver::~KvEventReceiver() {
 
 void KvEventReceiver::Close() {
   // Whom it tells must be there for as long as the monitor lives: it waits for it, and with it all that its thread does.
-  if (socket_ != nullptr) zmq_.socket_monitor(socket_, nullptr, 0);
+  if (socket_ != nullptr) zmq_.Whole([&] { return zmq_.socket_monitor(socket_, nullptr, 0); });
   if (monitor_ != nullptr) zmq_.close(monitor_);
   if (socket_ != nullptr) zmq_.close(socket_);
   if (wake_ >= 0) ::close(wake_);
@@ -116,7 +117,7 @@ EventBurst KvEventReceiver::Fill(const EventForm& form) {
     CountLinkEvents(burst);  // after the taking: see the third invariant
     if (burst.messages > 0 || burst.foreign > 0 || burst.disconnects > 0 || burst.handshakes > 0) break;
     ZmqPollItem items[] = {{socket_, 0, Zmq::kPollIn, 0}, {monitor_, 0, Zmq::kPollIn, 0}, {nullptr, wake_, Zmq::kPollIn, 0}};
-    if (zmq_.poll(items, 3, -1) < 0 && zmq_.errnum() != EINTR) throw std::runtime_error(zmq_.strerror(zmq_.errnum()));
+    if (zmq_.Whole([&] { return zmq_.poll(items, 3, -1); }) < 0) throw std::runtime_error(zmq_.strerror(zmq_.errnum()));
   }
   if (burst.messages > 0) {
     const auto* data = static_cast<const uint8_t*>(zmq_.msg_data(&last_));
@@ -136,12 +137,8 @@ bool KvEventReceiver::Take(EventBurst& burst) {
       ZmqMessage beyond;
       zmq_.msg_init(&beyond);
       ZmqMessage* frame = frames < kFrames ? &frames_[frames] : &beyond;
-      if (zmq_.msg_recv(frame, socket_, Zmq::kDontWait) < 0) {
+      if (zmq_.Whole([&] { return zmq_.msg_recv(frame, socket_, Zmq::kDontWait); }) < 0) {
         zmq_.msg_close(&beyond);
-        if (zmq_.errnum() == EINTR) {
-          --frames;
-          continue;
-        }
         if (zmq_.errnum() == EAGAIN) return false;  // before the first frame only: messages come whole
         throw std::runtime_error(zmq_.strerror(zmq_.errnum()));
       }
@@ -199,7 +196,7 @@ void KvEventReceiver::CountLinkEvents(EventBurst& burst) {
   zmq_.msg_init(&part);
   // Each is two frames: what happened, and where.
   for (int i = 0; i < 2 * kMaxLinkEvents; ++i) {
-    if (zmq_.msg_recv(&part, monitor_, Zmq::kDontWait) < 0) break;
+    if (zmq_.Whole([&] { return zmq_.msg_recv(&part, monitor_, Zmq::kDontWait); }) < 0) break;
     if (zmq_.msg_more(&part) == 0 || zmq_.msg_size(&part) < sizeof(uint16_t)) continue;
     uint16_t happened;
     memcpy(&happened, zmq_.msg_data(&part), sizeof happened);

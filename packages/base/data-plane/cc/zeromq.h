@@ -1,6 +1,7 @@
 // ZeroMQ's C API, of the library that zeromq.js has brought into this process: one version of it, and nothing more to build. Only what is
 // needed here, with the names and numbers of libzmq's own header; its ABI is the same for all of libzmq 4 (https://api.zeromq.org).
 #pragma once
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 
@@ -44,6 +45,16 @@ struct Zmq {
   size_t (*msg_size)(const ZmqMessage* message);
   int (*errnum)();
   const char* (*strerror)(int error);
+
+  // What `call` answers, made again for as long as a signal breaks it off: any call may be, also one that does not wait.
+  template <typename Call>
+  int Whole(Call call) const {
+    int answer;
+    do {
+      answer = call();
+    } while (answer < 0 && errnum() == EINTR);
+    return answer;
+  }
 
   // Throws std::runtime_error when zeromq.js is not loaded, or brings a library of another form.
   static const Zmq& Library();

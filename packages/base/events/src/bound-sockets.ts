@@ -6,6 +6,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { KvError } from '@kvtier/errors';
 import type { Socket } from 'zeromq';
 import { applyCurveServer, type CurveServer } from './security.ts';
+import { uninterrupted } from './uninterrupted.ts';
 
 export interface BoundSocket {
   readonly socket: Socket;
@@ -75,7 +76,7 @@ export async function bind(socket: Socket, endpoint: string, curve: CurveServer 
   applyCurveServer(socket, curve);
   socket.ipv6 = endpoint.includes('[');
   try {
-    await socket.bind(endpoint);
+    await uninterrupted(() => socket.bind(endpoint));
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
     if (code === 'EADDRINUSE') throw new KvError('LOCKED', `${endpoint}: in use by another process; choose another`);

@@ -8,6 +8,7 @@ import { Dealer } from 'zeromq';
 import { decodeSeq, encodeSeq, endOfReplay, snapshotRequest } from './frames.ts';
 import type { Replayed } from './replay-buffer.ts';
 import { applyCurveClient, type CurveClient } from './security.ts';
+import { uninterrupted } from './uninterrupted.ts';
 
 export interface ReplayRequest {
   readonly endpoint: string;
@@ -34,7 +35,7 @@ export async function* requestReplay(request: ReplayRequest): AsyncGenerator<Rep
   signal.addEventListener('abort', abort);
   try {
     applyCurveClient(socket, request.curve);
-    socket.connect(endpoint);
+    await uninterrupted(async () => socket.connect(endpoint));
     await socket.send(['', fromSeq === 'snapshot' ? snapshotRequest : encodeSeq(fromSeq)]);
     let turnMs = performance.now();
     while (true) {
