@@ -41,6 +41,43 @@ describe('late binding', () => {
     expect(late.take(open, 100_100, chance)!.item).toBe('long'); // 10 against 1
   });
 
+  it('lets them pass by less where nothing is held of prompts, and by more where much is', () => {
+    // Ten times as long: it goes first when it has waited 4 times as long, or 20 times.
+    const goesAfter = (held: number): number[] =>
+      [3, 5, 15, 25].filter((times) => {
+        const late = new LateBinding<string>();
+        for (let i = 0; i < 16; i++) {
+          late.add(
+            'before',
+            { ...request(160), keys: Int32Array.from({ length: 10 }, (_, at) => 10 * i + at) },
+            0,
+            160,
+          );
+          late.take(() => [state(0, held)], 0, chance);
+        }
+        late.add('long', request(1_000), 0, 1_000);
+        for (let i = 0; i < 10; i++) late.add('short', request(100), (times - 1) * 1_000, 100);
+        return late.take(() => [state(0)], times * 1_000, chance)!.item === 'long';
+      });
+    expect([0, 10].map(goesAfter)).toEqual([[5, 15, 25], [25]]);
+  });
+
+  it('takes the worker whose pool is emptier, of two that serve it about as soon', () => {
+    const worker = (usedBlocks: number, tokensAhead: number): WorkerState => ({
+      ...{ ...state(tokensAhead), running: 1 },
+      usedBlocks,
+    });
+    const goesTo = (...workers: WorkerState[]): number => {
+      const late = new LateBinding<string>();
+      late.add('a', request(100), 0, 100);
+      return late.take(() => workers, 0, chance)!.worker;
+    };
+    // It computes 100 ms: half a pool counts as 100 ms.
+    expect(goesTo(worker(5_000, 0), worker(0, 60))).toBe(1);
+    expect(goesTo(worker(5_000, 0), worker(0, 140))).toBe(0);
+    expect(goesTo(worker(2_000, 0), worker(0, 60))).toBe(0);
+  });
+
   it('saves work where workers have requests that wait, as if these waited here', () => {
     // Worker 0 holds 64 of the 100 tokens and has 100 ms to do: 136 ms against 110.
     const asked = (waiting: number): number => {

@@ -3,8 +3,7 @@
  * nothing to do, and not before. While it waits here it can still go anywhere; a request in a worker's own queue cannot.
  *
  *   - A worker is open while it has no more ahead than one step computes (`opensAtS`), and room for the request.
- *   - Requests are looked at by their response ratio, (waited + needs) ÷ needs, the largest first (HRRN: Brinch Hansen
- *     1971): short ones soon, long ones surely.
+ *   - Requests are looked at by their response ratio (`response-order.ts`): short ones soon, long ones surely.
  *     An answer counts, too, as far as it slows the worker: where answers are what takes time, nobody is short.
  *   - Each takes the worker that serves it soonest, counting what those before it have claimed. If that worker is open it
  *     goes there; if not it keeps waiting, and claims its place.
@@ -32,6 +31,7 @@ import { type Held, know, Look, type StatesFor } from './look.ts';
 import { blocksOf, type HeldOfPrompt } from './policies/predicted.ts';
 import type { Random, RoutedRequest } from './policy.ts';
 import { RentOrBuy } from './rent-or-buy.ts';
+import { ResponseOrder } from './response-order.ts';
 import { UnderWay } from './under-way.ts';
 
 export interface LateBindingOptions {
@@ -84,6 +84,7 @@ export class LateBinding<T> {
   readonly #inUse = new InUse();
   readonly #arrivals = new Arrivals();
   readonly #longest = new LongestRequest();
+  readonly #order = new ResponseOrder();
   /** What those that wait need, in ms. */
   #queuedMs = 0;
   #workers = 1;
@@ -210,6 +211,7 @@ export class LateBinding<T> {
         if (!knowsLoads) {
           this.#know(held, statesFor, pass.look);
           pass.look.goesOn(this.#held.length);
+          this.#order.sees(pass.look.loads);
           knowsLoads = true;
         }
         held.lookedIn = this.#round;
@@ -295,6 +297,7 @@ export class LateBinding<T> {
     this.#remove(this.#held.indexOf(held));
     const { seconds, lastStepS } = look.takes(held, worker);
     this.#inUse.given(item, request.keys, worker);
+    this.#order.given(look.heldShare(held, worker));
     if (2 * held.known[worker]!.match.blocks < request.keys.length) {
       this.#underWay.given(request.keys, worker, nowMs, seconds * 1000, lastStepS * 1000);
     }
@@ -331,9 +334,10 @@ export class LateBinding<T> {
     const first: Held<T>[] = [];
     const ratios: number[] = [];
     const now = this.#mustBegin(nowMs);
+    const { power } = this.#order;
     for (const held of this.#held) {
       if (held.roomSinceMs !== undefined && mayGo?.(held.request) === false) held.roomSinceMs = undefined;
-      const ratio = held === now ? Number.POSITIVE_INFINITY : (nowMs - held.sinceMs) / held.needsMs;
+      const ratio = held === now ? Number.POSITIVE_INFINITY : this.#order.ratio(held, nowMs, power);
       let at = first.length;
       if (at === this.#options.maxLooked) {
         if (ratio <= ratios[at - 1]!) continue;

@@ -8,6 +8,7 @@ import {
   computedTokensOf,
   costBeforeS,
   costOf,
+  fillOf,
   type HeldOfPrompt,
   isFull,
   roomS,
@@ -15,6 +16,7 @@ import {
   workS,
 } from './policies/predicted.ts';
 import { leastBy, type Random, type RoutedRequest, type WorkerState } from './policy.ts';
+import type { Ordered } from './response-order.ts';
 import type { UnderWay } from './under-way.ts';
 
 /** What a worker holds of a prompt, or will: some of it is computed just now, and is found by those that come at `fromMs` or later. */
@@ -23,11 +25,9 @@ export interface SoonHeld extends HeldOfPrompt {
 }
 
 /** A request that waits. */
-export interface Held<T> {
+export interface Held<T> extends Ordered {
   readonly item: T;
   readonly request: RoutedRequest;
-  readonly sinceMs: number;
-  readonly needsMs: number;
   /** Of it, what its prompt needs. */
   readonly promptMs: number;
   /** What the workers that may have it held of its prompt at `knownAtMs`, by their numbers. */
@@ -105,6 +105,11 @@ function soonHolds({ match, remoteBlocks, remoteMedium }: HeldOfPrompt, blocks: 
 
 /** Loads are told every 20 ms, and stages follow each other: who has less ahead than this runs dry between two words. */
 const leastOpenS = 0.1;
+/**
+ * So many times what it computes a request would rather wait than go where the pool is full, and of less full ones by the square of it: of
+ * workers that are about as good the emptier one is taken, so that long answers do not fill one before the others.
+ */
+const fillWeight = 4;
 /** Full steps: one, and the few tokens that are beside it. */
 const openSteps = 1.025;
 
@@ -198,7 +203,9 @@ export class Look {
       const queuedTokens = load.tokensAhead - (load.stepTokens ?? 0) + computed * weight;
       const mostS = least * almostOne - claimed - this.#beforeS[worker]!;
       if (queuedTokens > mostS * load.prefillTokensPerS) continue;
-      const cost = costOf(request, load, claimed, this.#loadClaims[worker] ?? 0, weight, held);
+      const serveS = costOf(request, load, claimed, this.#loadClaims[worker] ?? 0, weight, held);
+      const computeS = computedTokensOf(request, load, held) / load.prefillTokensPerS;
+      const cost = serveS + fillWeight * fillOf(load) ** 2 * computeS;
       if (cost < least) {
         best = worker;
         least = cost;
@@ -270,6 +277,11 @@ export class Look {
     return Math.max(soonest, 0);
   }
 
+  /** Of its prompt, what this worker holds or is brought: 0 to 1. */
+  heldShare({ request, known }: Held<unknown>, worker: number): number {
+    return 1 - computedTokensOf(request, this.loads[worker]!, known[worker]!) / Math.max(request.tokens, 1);
+  }
+
   /** What the request takes on this worker, in seconds. */
   workS({ request, known }: Held<unknown>, worker: number): number {
     return workS(request, this.loads[worker]!, known[worker]!);
@@ -317,7 +329,6 @@ export class Look {
   }
 
   /** Who loads computes for others meanwhile. */
-
   #hasTime(worker: number): boolean {
     const load = this.loads[worker];
     return load !== undefined && this.#computesS(load, worker) <= opensAtS(load, this.#openS);

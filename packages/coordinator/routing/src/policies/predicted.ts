@@ -106,6 +106,10 @@ export function costOf(
 export const costBeforeS = (worker: WorkerState): number =>
   restOfStepS(worker) + (worker.waiting + worker.running) * worker.stepPerRequestS;
 
+/** Of its pool, what is in use or is waited for: 0 to 1. Of a worker that has nothing to do, whatever it says: 0. */
+export const fillOf = ({ waiting, running, usedBlocks, waitingBlocks, totalBlocks }: WorkerState): number =>
+  waiting + running === 0 || totalBlocks === 0 ? 0 : Math.min((usedBlocks + waitingBlocks) / totalBlocks, 1);
+
 /** Seconds until the step that runs ends. */
 function restOfStepS(worker: WorkerState): number {
   const { stepS, stepTokens = 0, stepForS } = worker;

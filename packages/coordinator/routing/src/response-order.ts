@@ -1,0 +1,82 @@
+/**
+ * In which order those that wait are looked at: the largest waited ÷ needs^power first (response ratio: Brinch Hansen 1971, whose power
+ * is 1). The larger the power, the more short ones are preferred; at 0 who came first is first. What that is worth follows from the load:
+ *
+ *     power = 0.6, where nothing of prompts is held … 1.3, where 0.3 of them or more is        0.5, while places are short
+ *
+ * Where nothing is held, all take about as long: whoever passes keeps those back that differ little from him, and who waits longest is late
+ * by as much as all others are sooner. Where much is held, most take a hundredth of what the few others do, and each of those few
+ * would keep a hundred waiting, some of which lose what is held of them meanwhile. Where places are short, it is answers that
+ * take long, and of these nobody knows how long each will be.
+ */
+import { isFull } from './policies/predicted.ts';
+import type { WorkerState } from './policy.ts';
+
+const [leastPower, mostPower, powerOfPlaces] = [0.6, 1.3, 0.5];
+/** While nothing is known. */
+const usualPower = 1;
+/** Between these shares of what is held. */
+const [little, much] = [0.05, 0.3];
+/** The requests that were given last. */
+const remembered = 256;
+/** Fewer tell nothing. */
+const fewest = 16;
+/** Steps of the power: it changes seldom, and with it what is kept of each request. */
+const powerStep = 0.1;
+
+/** A request in the order. */
+export interface Ordered {
+  readonly sinceMs: number;
+  /** At least 1. */
+  readonly needsMs: number;
+  /** needs^power, of the power that it was reckoned with. */
+  price?: number;
+  pricePower?: number;
+}
+
+export class ResponseOrder {
+  readonly #shares = new Float64Array(remembered);
+  #count = 0;
+  #sum = 0;
+  #areShort = false;
+
+  /** A request was given to a worker that holds so much of its prompt: 0 to 1. */
+  given(share: number): void {
+    const at = this.#count++ % remembered;
+    this.#sum += share - this.#shares[at]!;
+    this.#shares[at] = share;
+  }
+
+  /** As the workers were seen last. */
+  sees(workers: readonly (WorkerState | undefined)[]): void {
+    let count = 0;
+    let full = 0;
+    for (const worker of workers) {
+      if (worker === undefined) continue;
+      count++;
+      if (isFull(worker)) full++;
+    }
+    this.#areShort = count > 0 && 2 * full >= count;
+  }
+
+  get power(): number {
+    const power = this.#areShort ? powerOfPlaces : this.#powerOfHeld;
+    return Math.round(power / powerStep) * powerStep;
+  }
+
+  get #powerOfHeld(): number {
+    const known = Math.min(this.#count, remembered);
+    if (known < fewest) return usualPower;
+    const part = Math.min(Math.max((this.#sum / known - little) / (much - little), 0), 1);
+    return leastPower + (mostPower - leastPower) * part;
+  }
+
+  /** Of a request, with this power. */
+  ratio(one: Ordered, nowMs: number, power: number): number {
+    if (one.pricePower !== power) {
+      one.price = one.needsMs ** power;
+      one.pricePower = power;
+    }
+    return (nowMs - one.sinceMs) / one.price!;
+  }
+}
