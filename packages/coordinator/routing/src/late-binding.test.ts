@@ -42,9 +42,9 @@ describe('late binding', () => {
   });
 
   it('lets them pass by less where nothing is held of prompts, and by more where much is', () => {
-    // Ten times as long: it goes first when it has waited 4 times as long, or 20 times.
+    // Ten times as long: it goes first when it has waited 2.5 times as long, or 20 times.
     const goesAfter = (held: number): number[] =>
-      [3, 5, 15, 25].filter((times) => {
+      [2, 5, 15, 25].filter((times) => {
         const late = new LateBinding<string>();
         for (let i = 0; i < 16; i++) {
           late.add(

@@ -13,12 +13,12 @@ const times = (count: number, share: number): number[] => Array.from({ length: c
 
 it.each([
   ['nothing is known', times(15, 0), 1],
-  ['nothing is held', times(16, 0), 0.6],
-  ['next to nothing is held', times(300, 0.05), 0.6],
-  ['some is held', times(20, 0.125), 0.8],
+  ['nothing is held', times(16, 0), 0.4],
+  ['next to nothing is held', times(300, 0.05), 0.4],
+  ['some is held', times(20, 0.161), 0.8],
   ['much is held', times(16, 0.3), 1.3],
   ['all is held', times(300, 1), 1.3],
-  ['much was held of those before the last 256', [...times(300, 1), ...times(256, 0)], 0.6],
+  ['much was held of those before the last 256', [...times(300, 1), ...times(256, 0)], 0.4],
 ])('prefers short ones by how much is held of prompts: %s', (_what, shares, power) => {
   expect(orderOf(shares).power).toBeCloseTo(power, 9);
 });
@@ -31,7 +31,7 @@ it('who came first is preferred more while half of the workers have no place', (
     order.sees(workers);
     return order.power;
   };
-  expect(powerBeside(full, free, undefined)).toBeCloseTo(0.5, 9);
+  expect(powerBeside(full, free, undefined)).toBeCloseTo(0.4, 9);
   expect(powerBeside(full, free, free)).toBeCloseTo(1.3, 9);
   expect(powerBeside(stateOf(0, 0, 100))).toBeCloseTo(1.3, 9); // it does not say how many may run
   expect(powerBeside(undefined)).toBeCloseTo(1.3, 9);
@@ -45,7 +45,7 @@ it('the ratio is that of the power that is asked for, whatever was asked for bef
       const order = orderOf(shares);
       const last = shares.slice(-256);
       const mean = last.reduce((sum, one) => sum + one, 0) / last.length;
-      const exact = last.length < 16 ? 1 : 0.6 + (0.7 * (Math.min(Math.max(mean, 0.05), 0.3) - 0.05)) / 0.25;
+      const exact = last.length < 16 ? 1 : 0.4 + (0.9 * (Math.min(Math.max(mean, 0.05), 0.3) - 0.05)) / 0.25;
       expect(Math.abs(order.power - exact)).toBeLessThanOrEqual(0.05 + 1e-9);
       for (const power of [...tenths.map((tenth) => tenth / 10), order.power])
         for (const each of all)

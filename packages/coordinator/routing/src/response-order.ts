@@ -2,7 +2,7 @@
  * In which order those that wait are looked at: the largest waited ÷ needs^power first (response ratio: Brinch Hansen 1971, whose power
  * is 1). The larger the power, the more short ones are preferred; at 0 who came first is first. What that is worth follows from the load:
  *
- *     power = 0.6, where nothing of prompts is held … 1.3, where 0.3 of them or more is        0.5, while places are short
+ *     power = 0.4, where nothing of prompts is held, or places are short … 1.3, where 0.3 of them or more is held
  *
  * Where nothing is held, all take about as long: whoever passes keeps those back that differ little from him, and who waits longest is late
  * by as much as all others are sooner. Where much is held, most take a hundredth of what the few others do, and each of those few
@@ -12,7 +12,7 @@
 import { isFull } from './policies/predicted.ts';
 import type { WorkerState } from './policy.ts';
 
-const [leastPower, mostPower, powerOfPlaces] = [0.6, 1.3, 0.5];
+const [leastPower, mostPower] = [0.4, 1.3];
 /** While nothing is known. */
 const usualPower = 1;
 /** Between these shares of what is held. */
@@ -60,7 +60,7 @@ export class ResponseOrder {
   }
 
   get power(): number {
-    const power = this.#areShort ? powerOfPlaces : this.#powerOfHeld;
+    const power = this.#areShort ? leastPower : this.#powerOfHeld;
     return Math.round(power / powerStep) * powerStep;
   }
 
