@@ -8,6 +8,8 @@ import type { Socket } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import { clientsOf, renewedTls, type ServerTlsFiles, type TlsServerOptions } from './tls.ts';
 
+export { closeQueuedAnswers } from './queued-answers.ts';
+
 export interface ServerTls extends ServerTlsFiles {
   readonly reloadMs: number;
 }

@@ -41,6 +41,7 @@ export class BodyReader {
         return await this.#now(endpoint, body, signal);
       } catch (error) {
         if (!(error instanceof KvError) || error.code !== 'DISCONNECTED' || !body.isKept) throw error;
+        if (expected.isClosed) throw error;
         const lastMs = arrivedMs + expected.awayMs;
         const untilMs = models.isReading ? lastMs : Math.min(expected.untilMs(), lastMs);
         if (untilMs <= performance.now()) throw error;

@@ -45,6 +45,11 @@ export class Expected {
     this.#onWaiting = onWaiting;
   }
 
+  /** Nobody waits any more: who would goes on at once. */
+  get isClosed(): boolean {
+    return this.#closed;
+  }
+
   /** performance.now() until which a worker that may serve this model is expected; undefined: of any model. In the past: nobody is. */
   untilMs(model?: string): number {
     let untilMs = Number.NEGATIVE_INFINITY;

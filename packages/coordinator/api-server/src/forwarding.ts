@@ -167,6 +167,10 @@ async function stream(
   // The status is written with the first byte: until then the worker may still fail, and another one may not.
   const pieces = answer.body[Symbol.asyncIterator]();
   const first = await pieces.next();
+  if (signal.aborted) {
+    await pieces.return?.();
+    throw signal.reason; // an answer that has closed says so no more
+  }
   // A whole answer comes when all of it is computed.
   choice.firstToken(isOfEvents(answer));
   firstByte();

@@ -8,7 +8,14 @@ import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, RequestListener, Server, ServerResponse } from 'node:http';
 import { InvariantError } from '@kvtier/errors';
 import { type Logger, tellRenewed } from '@kvtier/telemetry';
-import { IdleConnections, listenFailure, renewedTlsServer, type ServerTls, tellUnaccepted } from '@kvtier/wire/http';
+import {
+  closeQueuedAnswers,
+  IdleConnections,
+  listenFailure,
+  renewedTlsServer,
+  type ServerTls,
+  tellUnaccepted,
+} from '@kvtier/wire/http';
 import fastify, {
   type FastifyError,
   type FastifyInstance,
@@ -162,7 +169,10 @@ function createApp(
     return body;
   });
   app.server.maxConnections = limits.connections;
+  closeQueuedAnswers(app.server, limits.requests);
   app.addHook('onRequest', async (request, reply) => {
+    // One of many that came with what cut their connection: nobody reads its answer.
+    if (request.raw.socket.destroyed) return void reply.hijack();
     reply.header('x-request-id', request.id);
     answers.add(reply.raw);
     reply.raw.once('close', () => {

@@ -33,6 +33,8 @@ export interface PassedOn {
   readonly isTransfer: boolean;
   /** They stand for blocks that one pod may read, once (transfer.ts). */
   readonly isLoan: boolean;
+  /** `tool_choice` wants a whole call: the pod reads its answer as JSON, and one token is none. */
+  readonly wantsCall: boolean;
   /** Share of the prompt that a pod has to hold, else it answers with finish reason cache_threshold; undefined: none. */
   readonly cacheHitThreshold: number | undefined;
 }
@@ -77,6 +79,8 @@ export function passOn(endpoint: Endpoint, body: unknown, model: TextModel, load
     session: sessionOf(given),
     isTransfer: !isEmpty(given.kv_transfer_params),
     isLoan: isLoan(given.kv_transfer_params),
+    wantsCall:
+      given.tool_choice === 'required' || (typeof given.tool_choice === 'object' && given.tool_choice !== null),
     cacheHitThreshold: shareOf(given.cache_hit_threshold),
   };
   const ids = model.modelDir === '' ? undefined : tokensOf(endpoint, given, model, load());

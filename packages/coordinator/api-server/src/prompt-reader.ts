@@ -9,7 +9,10 @@ import type { PassedOn } from './pass-on.ts';
 import type { LoadedText, TextPool } from './text-pool.ts';
 
 export interface PromptFacts
-  extends Omit<PassedOn, 'otherName' | 'passedOn' | 'members' | 'isTransfer' | 'isLoan' | 'cacheHitThreshold'> {
+  extends Omit<
+    PassedOn,
+    'otherName' | 'passedOn' | 'members' | 'isTransfer' | 'isLoan' | 'wantsCall' | 'cacheHitThreshold'
+  > {
   /** Names of the only pods that know the name that the body has for its model; undefined: all of the model do. */
   readonly among?: ReadonlySet<string> | undefined;
 }

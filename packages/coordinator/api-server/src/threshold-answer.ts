@@ -41,7 +41,7 @@ export async function belowThreshold(answer: Forwarded): Promise<Peeked> {
   }
   if (verdict === undefined && isAtEnd && answer.status === 200)
     verdict = isStream ? false : verdictOf(Buffer.concat(seen).toString('utf8'));
-  const body = async function* () {
+  const parts = (async function* () {
     try {
       yield* seen;
       if (isAtEnd) return;
@@ -49,8 +49,16 @@ export async function belowThreshold(answer: Forwarded): Promise<Peeked> {
     } finally {
       await pieces.return?.();
     }
+  })();
+  const body: AsyncIterator<Buffer> = {
+    next: () => parts.next(),
+    // A generator that was not begun ends without its `finally`.
+    return: async () => {
+      await pieces.return?.();
+      return parts.return(undefined);
+    },
   };
-  return { isBelow: verdict === true, rest: { ...answer, body: body() } };
+  return { isBelow: verdict === true, rest: { ...answer, body: { [Symbol.asyncIterator]: () => body } } };
 }
 
 /** undefined: none of them says it. */

@@ -104,6 +104,34 @@ describe('the two legs', () => {
     await atRest();
   });
 
+  it.each([['required'], [{ type: 'function', function: { name: 'look' } }]])(
+    'tool_choice %j is not split: its first token is no whole call, and a pod fails on it',
+    async (choice) => {
+      await open(['p', 'd']);
+      p.before = ({ body, response }) => {
+        if (JSON.parse(body).tool_choice === 'auto') return false;
+        response.writeHead(500).end();
+        return true;
+      };
+      const tools = [{ type: 'function', function: { name: 'look', parameters: {} } }];
+      const forced = { ...chat, tools, tool_choice: choice };
+      const response = await ask(forced);
+      expect([response.status, header(response, 'degraded'), p.seen.length]).toEqual([200, null, 0]);
+      expect(header(response, 'handoff')).toBe('none; why=tool_choice wants a whole call, and prefill gives one token');
+      store.clear();
+      const below = await ask({ ...forced, cache_hit_threshold: 0.8 });
+      expect([header(below, 'degraded'), p.seen.length]).toEqual([null, 0]);
+      expect(await contentOf(below)).toBe(answerTo(messages));
+      expect(header(below, 'handoff')).toBe('none; why=tool_choice wants a whole call, and prefill gives one token');
+      expect(bodiesOf(d).map((body) => body.cache_hit_threshold)).toEqual([undefined, 0.8, 0]);
+      expect(
+        (await ask({ ...chat, messages: [{ role: 'user', content: 'b'.repeat(900) }], tool_choice: 'auto' })).status,
+      ).toBe(200);
+      expect(p.seen).toHaveLength(1);
+      await atRest();
+    },
+  );
+
   it('who sends it may name the prefill pod, if it is one', async () => {
     await open(['p', 'p2', 'd']);
     const short = { ...chat, messages: [{ role: 'user', content: 'hi' }] };
@@ -373,6 +401,19 @@ describe('what the decode pod holds', () => {
       await atRest();
     },
   );
+
+  it('a stream that says so and goes on is left', async () => {
+    await open(['p', 'd']);
+    d.before = ({ response }) => {
+      if (d.seen.length > 1) return false;
+      const choice = { index: 0, delta: {}, finish_reason: 'cache_threshold' };
+      response.writeHead(200, { 'content-type': 'text/event-stream' });
+      return response.write(`data: ${JSON.stringify({ choices: [choice] })}\n\n`);
+    };
+    expect(await textOfEvents(await ask({ ...chat, stream: true, cache_hit_threshold: 0.8 }))).toBe(answerTo(messages));
+    await d.seen[0]!.left;
+    await atRest();
+  });
 
   it('below cache_hit_threshold without a prefill pod: decode computes it', async () => {
     await open(['p', 'd'], { prefillTries: 1 });

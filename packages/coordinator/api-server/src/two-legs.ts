@@ -32,6 +32,8 @@ const prefillParams = JSON.stringify({
 /** Names of the limit on an answer's tokens; the first one is always there. */
 const tokenLimits = ['max_tokens', 'max_completion_tokens', 'max_output_tokens'] as const;
 
+const wholeCall = 'tool_choice wants a whole call, and prefill gives one token';
+
 const noDecode: HandedOff = {
   line: 'none; why=no decode pod takes requests',
   ...{ prefill: undefined, degraded: 'handoff-no-decode-worker' },
@@ -92,6 +94,7 @@ export class TwoLegs {
       return this.#whole;
     }
     if (body.isTransfer) return none('client', 'the client gives kv_transfer_params');
+    if (body.wantsCall) return none('client', wholeCall);
     if (body.members === undefined) return none('client', 'more parameters than can be changed');
     if (body.cacheHitThreshold !== undefined)
       return none('threshold', 'the decode pod is asked first, for cache_hit_threshold');
@@ -109,8 +112,8 @@ export class TwoLegs {
   }
 
   /**
-   * What the client gets, of the answer that this decode pod gave; undefined: the pod holds too little, a prefill leg has run, and it is to
-   * be asked once more, with `before`'s body. @throws as `before`
+   * What the client gets, of the answer that this decode pod gave; undefined: the pod holds too little, a prefill leg has run unless none may, and
+   * it is to be asked once more, with `before`'s body. @throws as `before`
    */
   async after(answer: Forwarded, choice: Choice): Promise<Forwarded | undefined> {
     const { pods, body, routed, named } = this.#parts;
@@ -124,6 +127,11 @@ export class TwoLegs {
     const { isBelow, rest } = await belowThreshold(answer);
     if (!isBelow) return rest;
     await leave(rest);
+    if (body.wantsCall) {
+      this.#changes = { cache_hit_threshold: '0' };
+      this.#over = { line: `none; why=${wholeCall}`, prefill: undefined, degraded: undefined };
+      return undefined;
+    }
     const { prefillers } = pods.plan(routed, choice, named);
     await this.#prefill(choice, prefillers, 'threshold', 'the decode pod held less than cache_hit_threshold');
     return undefined;

@@ -95,7 +95,8 @@ export class OpenaiLink implements Link {
     let pauseMs = times.firstPauseMs;
     let goodAtMs = performance.now();
     const heardAtMs = (): number => this.#requests.heardAtMs;
-    const patience = { silentMs: times.podSilentMs, mostMs: times.podBlindMs, heardAtMs };
+    const { podSilentMs: silentMs, podBlindMs } = times;
+    const patience = { silentMs, mostMs: Math.max(podBlindMs, silentMs), heardAtMs };
     while (!this.#pause.stopped) {
       let refused = false;
       try {

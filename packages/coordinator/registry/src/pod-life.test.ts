@@ -34,9 +34,9 @@ async function passed(ms: number): Promise<void> {
   for (const endMs = performance.now() + ms; performance.now() < endMs; await sleep(5)) vi.advanceTimersByTime(5);
 }
 
-async function join(podBlindMs: number): Promise<void> {
+async function join(podBlindMs: number, podSilentMs = silentMs): Promise<void> {
   const logger = createLogger('pod-life-test', 'silent');
-  fleet = new Fleet({ logger, times: { scrapeMs: 20, podSilentMs: silentMs, podBlindMs } });
+  fleet = new Fleet({ logger, times: { scrapeMs: 20, podSilentMs, podBlindMs } });
   ends.push(() => fleet.close());
   const discovery = new SpokenDiscovery();
   await fleet.start(discovery);
@@ -112,6 +112,14 @@ it('metrics that stay away: nothing new goes there, what it has goes on, and it 
   await until('ready');
   await more(5);
   expect(fleet.counts).toMatchObject({ lost: 1, ready: 2 });
+}, 60_000);
+
+it('one that may be silent for longer than its metrics may be late is so at no other moment', async () => {
+  await join(silentMs / 2, 4 * silentMs);
+  pod.hangs = true;
+  await passed(2 * silentMs);
+  expect(worker().state).toBe('ready');
+  await until('silent');
 }, 60_000);
 
 it('parts that had waited for a slow reader prove nothing', async () => {

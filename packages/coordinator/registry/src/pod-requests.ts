@@ -15,8 +15,8 @@ export interface Forwarded {
   readonly status: number;
   readonly headers: IncomingHttpHeaders;
   /**
-   * Leaving the loop ends the request, and so does `leave`, which waits for nothing. @throws KvError DISCONNECTED, or the reason of the
-   * request's signal
+   * Leaving the loop ends the request, and so does `leave`, which waits for nothing. @throws KvError DISCONNECTED, DEADLINE, or the
+   * reason of the request's signal
    */
   readonly body: AsyncIterable<Buffer>;
 }
@@ -32,6 +32,7 @@ const maxOpen = 4_096;
 const [unansweredMs, stuckMs] = [2_000, 10_000];
 /** Of one answer: until it begins, and between two parts of it. */
 const silenceMs = 600_000;
+const silences: ReadonlySet<string> = new Set(['UND_ERR_HEADERS_TIMEOUT', 'UND_ERR_BODY_TIMEOUT']);
 
 /** Of one hop; the next one makes its own. */
 const hop = new Set(
@@ -77,7 +78,10 @@ export class PodRequests {
     this.#heardAtMs = performance.now();
   }
 
-  /** One request (POST), as it came; `headers` without those of one hop. @throws KvError BUSY, DISCONNECTED, or the reason of `signal` */
+  /**
+   * One request (POST), as it came; `headers` without those of one hop.
+   * @throws KvError BUSY, DISCONNECTED, DEADLINE, or the reason of `signal`
+   */
   async forward(
     path: string,
     headers: Readonly<Record<string, string>>,
@@ -168,6 +172,12 @@ export class PodRequests {
   /** Whoever cut it says why. */
   #failure(error: unknown, { cut }: Running): unknown {
     if (cut.signal.aborted) return cut.signal.reason;
+    const { code = '' } = error as { readonly code?: string };
+    // A whole answer that takes so long would take another pod as long.
+    if (silences.has(code)) {
+      const said = `worker ${this.#pod.name}: said nothing of an answer for ${silenceMs / 1_000} s`;
+      return new KvError('DEADLINE', `${said}; ask for a stream, or for fewer tokens`);
+    }
     return gone(this.#pod, (error as Error).message);
   }
 }

@@ -230,6 +230,26 @@ describe('whoever asks badly', () => {
     expect(figures).toHaveBeenCalledTimes(1);
   });
 
+  it('answers that wait for an earlier one on their connection end with it', async () => {
+    await open({}, { requests: 8, figuresMs: 600_000 });
+    figures.mockReturnValue({ tiers: [], counters: manyTenants });
+    await (await get('/metrics')).text();
+    for (let round = 0; round < 5; round++) {
+      const many = await socket();
+      many.pause();
+      many.write('GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n'.repeat(7));
+      // The first one is too long to go, and the others wait for it.
+      await vi.waitUntil(() => many.readableLength > 0 || many.bytesRead > 0, patience);
+      many.resetAndDestroy();
+      const isWell = () =>
+        get('/health/live').then(
+          ({ ok }) => ok,
+          () => false,
+        );
+      await vi.waitUntil(isWell, { timeout: 5_000, interval: 5 });
+    }
+  }, 60_000);
+
   it('who is idle gives way: connections that others hold open keep no probe out', async () => {
     await open({}, { connections: 8 });
     const held: Socket[] = [];

@@ -18,6 +18,7 @@ import type { Clock, Log } from '@kvtier/runtime';
 import { tellRenewed } from '@kvtier/telemetry';
 import { type NodeFigures, nodeMetricsPieces } from '@kvtier/telemetry/node-metrics';
 import {
+  closeQueuedAnswers,
   IdleConnections,
   listenFailure,
   originProblem,
@@ -122,6 +123,7 @@ export class OperationsServer {
     this.#server = secured ? secured.create(handler) : createServer(times, handler);
     // Whoever waits for a word before he sends his body gets the answer instead.
     this.#server.on('checkContinue', (request, response) => this.#server.emit('request', request, response));
+    closeQueuedAnswers(this.#server, limits.requests);
     this.#connections = new IdleConnections(this.#server);
     this.#server.on('connection', (socket: Socket) => {
       if (this.#connections.count > limits.connections && !this.#connections.closeOldest()) socket.destroy();
