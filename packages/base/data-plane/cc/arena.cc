@@ -22,6 +22,7 @@ namespace kvtier {
 namespace {
 
 constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
+constexpr uint64_t kReservedAtOnce = uint64_t{64} << 20;
 
 [[noreturn]] void Fail(const char* code, const std::string& path, const std::string& what) {
   throw std::runtime_error(std::string(code) + ": " + path + ": " + what);
@@ -81,10 +82,26 @@ void MakeHugePages(int fd, uint8_t* base, uint64_t bytes, unsigned threads) {
   if (fstatfs(fd, &fs) != 0 || fs.f_type != TMPFS_MAGIC || fs.f_bavail * static_cast<uint64_t>(fs.f_bsize) < bytes) return;
   InShares(base, bytes, threads, [=](uint8_t* from, uint64_t count) {
     for (uint64_t at = 0; at + kHugePageBytes <= count; at += kHugePageBytes) {
-      if (fallocate(fd, 0, static_cast<off_t>(from + at - base), kArenaHeaderBytes) != 0) return;
+      while (fallocate(fd, 0, static_cast<off_t>(from + at - base), kArenaHeaderBytes) != 0) {
+        if (errno != EINTR) return;
+      }
       if (madvise(from + at, kHugePageBytes, MADV_COLLAPSE) != 0) return;
     }
   });
+}
+
+// Room for all of the file; 0, or the errno. Any signal breaks a call off, and file systems in memory take back what it had reserved: so it
+// is done in pieces, and in smaller ones where signals come often, as they do to a process that is profiled.
+int Reserve(int fd, uint64_t bytes) {
+  uint64_t piece = kReservedAtOnce;
+  for (uint64_t at = 0; at < bytes;) {
+    const uint64_t count = std::min(piece, bytes - at);
+    const int error = posix_fallocate(fd, static_cast<off_t>(at), static_cast<off_t>(count));
+    if (error == 0) at += count;
+    else if (error == EINTR) piece = std::max(piece / 2, kHugePageBytes);
+    else return error;
+  }
+  return 0;
 }
 
 // Page tables are filled now rather than at the first copy of each page.
@@ -141,7 +158,7 @@ std::shared_ptr<Arena> Arena::Create(const std::string& path, uint64_t bytes, un
     std::shared_ptr<Arena> arena(new Arena(fd.Release(), base, bytes, id));
     threads = std::clamp(threads, 1u, 64u);
     MakeHugePages(arena->fd_, base, bytes, threads);
-    if (const int error = posix_fallocate(arena->fd_, 0, static_cast<off_t>(bytes)); error != 0) NoSpace(path, bytes, error);
+    if (const int error = Reserve(arena->fd_, bytes); error != 0) NoSpace(path, bytes, error);
     Touch(base, bytes, threads);
     const ArenaHeader header{kArenaMagic, kArenaVersion, kArenaHeaderBytes, bytes, id};
     std::memcpy(base, &header, sizeof(header));

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "no_thread.h"
+
 namespace kvtier {
 
 struct WorkQueue::Shared {
@@ -59,13 +61,14 @@ void WorkQueue::Push(std::function<void()> work) {
   shared_->changed.notify_one();
 }
 
+namespace {
+
+// For what needs a processor and nothing else, of the process. Throws where no thread can be had, and tries again when it is asked again.
 WorkQueue& Processors() {
   // Never destroyed: its threads may work until the process is gone.
   static auto* queue = new WorkQueue(std::clamp(std::thread::hardware_concurrency(), 2u, 8u));
   return *queue;
 }
-
-namespace {
 
 // One piece of work between its thread and its promise.
 struct Task {
@@ -161,7 +164,7 @@ Napi::Promise Begin(Napi::Env env, std::function<void()> work, std::function<Nap
   auto* task = new Task(env, std::move(finish));
   const Napi::Promise promise = task->deferred.Promise();
   returns->Expect(env);
-  const auto run = [returns, task, work = std::move(work)] {
+  auto run = [returns, task, work = std::move(work)]() mutable {
     try {
       work();
     } catch (const SystemFailure& failure) {
@@ -172,13 +175,15 @@ Napi::Promise Begin(Napi::Env env, std::function<void()> work, std::function<Nap
       task->failed = true;
       task->message = error.what();
     }
+    // It may hold what JavaScript holds, whose end belongs on JavaScript's thread: the task holds that as well, until it is settled.
+    work = nullptr;
     returns->Post(task);
   };
   try {
-    start(run);
-  } catch (const std::exception& error) {  // no thread could be made
+    start(std::move(run));  // not copied: a copy's `work` would outlive the task
+  } catch (const std::exception& error) {
     task->failed = true;
-    task->message = std::string("SETUP: no thread for background work (") + error.what() + "); raise the limit of processes";
+    task->message = NoThread(error);
     returns->Post(task);
   }
   return promise;
@@ -189,6 +194,10 @@ Napi::Promise Begin(Napi::Env env, std::function<void()> work, std::function<Nap
 Napi::Promise RunOn(WorkQueue& where, Napi::Env env, std::function<void()> work,
                     std::function<Napi::Value(Napi::Env)> finish) {
   return Begin(env, std::move(work), std::move(finish), [&](auto run) { where.Push(std::move(run)); });
+}
+
+Napi::Promise RunOnProcessors(Napi::Env env, std::function<void()> work, std::function<Napi::Value(Napi::Env)> finish) {
+  return Begin(env, std::move(work), std::move(finish), [](auto run) { Processors().Push(std::move(run)); });
 }
 
 Napi::Promise RunApart(Napi::Env env, std::function<void()> work, std::function<Napi::Value(Napi::Env)> finish) {

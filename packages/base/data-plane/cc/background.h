@@ -37,12 +37,12 @@ class WorkQueue {
   std::shared_ptr<Shared> shared_;
 };
 
-// For what needs a processor and nothing else (checksums, copies, codecs). Of the process.
-WorkQueue& Processors();
-
 // Runs `work` on a thread of `where` and settles a promise with what `finish` makes of it. An exception of `work` rejects it.
 Napi::Promise RunOn(WorkQueue& where, Napi::Env env, std::function<void()> work,
                     std::function<Napi::Value(Napi::Env)> finish);
+
+// The same on threads of the process, for what needs a processor and nothing else (checksums, copies, codecs).
+Napi::Promise RunOnProcessors(Napi::Env env, std::function<void()> work, std::function<Napi::Value(Napi::Env)> finish);
 
 // The same on a thread that is made for it: for what waits for other threads.
 Napi::Promise RunApart(Napi::Env env, std::function<void()> work, std::function<Napi::Value(Napi::Env)> finish);

@@ -115,7 +115,7 @@ Napi::Value ArenaVerify(const Napi::CallbackInfo& info) {
           VerifyObject(arena->base() + slots[i], sizes[i], identity, identity + 32, &header));
     }
   };
-  return RunOn(Processors(), env, work, [faults](Napi::Env e) -> Napi::Value {
+  return RunOnProcessors(env, work, [faults](Napi::Env e) -> Napi::Value {
     auto out = Napi::Uint8Array::New(e, faults->size());
     std::copy(faults->begin(), faults->end(), out.Data());
     return out;
@@ -134,7 +134,7 @@ Napi::Value ArenaCopy(const Napi::CallbackInfo& info) {
       std::memmove(arena->base() + targets[i], arena->base() + sources[i], bytes);
     }
   };
-  return RunOn(Processors(), env, work, [](Napi::Env e) { return e.Undefined(); });
+  return RunOnProcessors(env, work, [](Napi::Env e) { return e.Undefined(); });
 }
 
 Napi::Value ArenaChecksum(const Napi::CallbackInfo& info) {
@@ -146,7 +146,7 @@ Napi::Value ArenaChecksum(const Napi::CallbackInfo& info) {
   const auto work = [arena, offsets, bytes, sums] {
     for (size_t i = 0; i < offsets.size(); ++i) (*sums)[i] = XXH3_64bits(arena->base() + offsets[i], bytes);
   };
-  return RunOn(Processors(), env, work, [sums](Napi::Env e) -> Napi::Value {
+  return RunOnProcessors(env, work, [sums](Napi::Env e) -> Napi::Value {
     auto out = Napi::BigUint64Array::New(e, sums->size());
     std::copy(sums->begin(), sums->end(), out.Data());
     return out;

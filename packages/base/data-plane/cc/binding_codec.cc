@@ -38,15 +38,16 @@ Napi::Value ArenaSplitPlanes(const Napi::CallbackInfo& info) {
   const uint64_t width = WidthOf(env, info[3]);
   if (!arena->Contains(offset, bytes)) throw Napi::RangeError::New(env, "offset and bytes are outside the arena");
   if (bytes % width != 0) throw Napi::RangeError::New(env, "bytes are whole elements");
-  auto* planes = new std::vector<uint8_t>(bytes);
+  const auto planes = std::make_shared<std::vector<uint8_t>>(bytes);
   const auto work = [=] {
     const uint8_t* source = arena->base() + offset;
     if (width == 2) Split<2>(source, bytes / 2, planes->data());
     else Split<4>(source, bytes / 4, planes->data());
   };
-  return RunOn(Processors(), env, work, [planes](Napi::Env e) -> Napi::Value {
+  return RunOnProcessors(env, work, [planes](Napi::Env e) -> Napi::Value {
+    auto* owner = new std::vector<uint8_t>(std::move(*planes));
     return Napi::Buffer<uint8_t>::New(
-        e, planes->data(), planes->size(), [](Napi::Env, uint8_t*, std::vector<uint8_t>* owner) { delete owner; }, planes);
+        e, owner->data(), owner->size(), [](Napi::Env, uint8_t*, std::vector<uint8_t>* kept) { delete kept; }, owner);
   });
 }
 
@@ -73,7 +74,7 @@ Napi::Value ArenaJoinPlanes(const Napi::CallbackInfo& info) {
     if (width == 2) Join<2>(planes, count, target);
     else Join<4>(planes, count, target);
   };
-  return RunOn(Processors(), env, work, [kept](Napi::Env e) -> Napi::Value {
+  return RunOnProcessors(env, work, [kept](Napi::Env e) -> Napi::Value {
     kept->Reset();
     return e.Undefined();
   });

@@ -56,7 +56,7 @@ Napi::Value PreparePages(const Napi::CallbackInfo& info) {
   const auto bytes = static_cast<size_t>(info[0].As<Napi::Number>().Int64Value());
   auto pages = std::make_shared<std::unique_ptr<Pages>>();
   const auto work = [pages, bytes] { *pages = Pages::Take(bytes, true); };
-  return RunOn(Processors(), info.Env(), work, [pages](Napi::Env env) { return Pages::Give(env, std::move(*pages)); });
+  return RunOnProcessors(info.Env(), work, [pages](Napi::Env env) { return Pages::Give(env, std::move(*pages)); });
 }
 
 void KeepPages(const Napi::CallbackInfo& info) { Pages::KeepMore(info[0].As<Napi::Number>().Int64Value()); }

@@ -15,6 +15,7 @@
 #include "binding.h"
 #include "binding_arena.h"
 #include "binding_files.h"
+#include "no_thread.h"
 
 namespace kvtier {
 namespace {
@@ -61,8 +62,7 @@ Napi::Value FilesOpen(const Napi::CallbackInfo& info) {
   try {
     queue = std::make_shared<WorkQueue>(1);
   } catch (const std::exception& error) {
-    throw Napi::Error::New(env, std::string("SETUP: no thread for a device's files (") + error.what() +
-                                    "); raise the limit of processes");
+    throw Napi::Error::New(env, NoThread(error));
   }
   return Napi::External<FilesBox>::New(env, new FilesBox{std::move(queue)},
                                        [](Napi::Env, FilesBox* box) { delete box; });
@@ -204,7 +204,10 @@ Napi::Value FileMake(const Napi::CallbackInfo& info) {
 void Prepare(const std::string& path, uint64_t bytes) {
   const Descriptor file(Open(path, O_CREAT | O_EXCL | O_WRONLY | O_DIRECT));
   if (file.fd < 0) throw Failure(path, "created", errno);
-  int error = posix_fallocate(file.fd, 0, static_cast<off_t>(bytes));
+  int error;
+  do {
+    error = posix_fallocate(file.fd, 0, static_cast<off_t>(bytes));
+  } while (error == EINTR);
   const std::unique_ptr<void, decltype(&std::free)> zeros(std::aligned_alloc(kPage, kPrepareChunkBytes), std::free);
   if (!zeros) error = ENOMEM;
   else std::memset(zeros.get(), 0, kPrepareChunkBytes);

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "binding.h"
+#include "no_thread.h"
 #include "pulse.h"
 #include "uv_loop.h"
 
@@ -59,10 +60,6 @@ bool HasTimerEnd(milliseconds in) {
   }
   kill(getpid(), SIGKILL);
   for (;;) pause();
-}
-
-std::string NoThread(const std::system_error& error) {
-  return std::string("SETUP: no further thread can be had (") + error.what() + "); raise the limit of processes and threads";
 }
 
 void KillAfter(const Napi::CallbackInfo& info) {
@@ -197,8 +194,15 @@ Napi::Value PulseStart(const Napi::CallbackInfo& info) {
   if (at % 4 != 0 || at + 8 > first + page) throw Napi::Error::New(env, "CONFIG: a pulse is 8 bytes of one page, at a multiple of 4");
   void* map = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_SHARED, info[0].As<Napi::Number>().Int32Value(), static_cast<off_t>(first));
   if (map == MAP_FAILED) throw Napi::Error::New(env, std::string("IO: a pulse cannot be mapped (") + std::strerror(errno) + ")");
-  auto* pulse = new std::unique_ptr<Pulse>(new Pulse(loop, static_cast<uint8_t*>(map) + (at - first), map, page));
-  return Napi::External<std::unique_ptr<Pulse>>::New(env, pulse, [](Napi::Env, std::unique_ptr<Pulse>* held) { delete held; });
+  std::unique_ptr<Pulse> pulse;
+  try {
+    pulse = std::make_unique<Pulse>(loop, static_cast<uint8_t*>(map) + (at - first), map, page);
+  } catch (const std::system_error& error) {
+    munmap(map, page);
+    throw Napi::Error::New(env, NoThread(error));
+  }
+  return Napi::External<std::unique_ptr<Pulse>>::New(env, new std::unique_ptr<Pulse>(std::move(pulse)),
+                                                     [](Napi::Env, std::unique_ptr<Pulse>* held) { delete held; });
 }
 
 void PulseEnd(const Napi::CallbackInfo& info) { info[0].As<Napi::External<std::unique_ptr<Pulse>>>().Data()->reset(); }

@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "no_thread.h"
+
 namespace kvtier {
 namespace {
 
@@ -21,6 +23,7 @@ EpollLoop::EpollLoop(const std::string& what)
     : epoll_(epoll_create1(EPOLL_CLOEXEC)), mailbox_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (epoll_ < 0 || mailbox_ < 0) {
     if (epoll_ >= 0) close(epoll_);
+    if (mailbox_ >= 0) close(mailbox_);
     throw std::runtime_error("IO: no more files for " + what);
   }
   Watch(kMailbox, mailbox_, EPOLLIN);
@@ -32,7 +35,11 @@ EpollLoop::~EpollLoop() {
 }
 
 void EpollLoop::Start() {
-  thread_ = std::thread([this] { Run(); });
+  try {
+    thread_ = std::thread([this] { Run(); });
+  } catch (const std::system_error& error) {
+    throw std::runtime_error(NoThread(error));
+  }
 }
 
 void EpollLoop::Stop() {

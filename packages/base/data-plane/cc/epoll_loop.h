@@ -24,7 +24,7 @@ class EpollLoop {
  protected:
   // Throws std::runtime_error (IO). `what` says whose loop it is.
   explicit EpollLoop(const std::string& what);
-  // The derived constructor's last step, and the derived destructor's first: the thread calls what they make and take apart.
+  // The derived constructor's last step (std::runtime_error, SETUP: no thread), and the derived destructor's first: the thread calls what they make and take apart.
   void Start();
   void Stop();
 

@@ -60,7 +60,11 @@ uint32_t IoQueue::OpenFile(const std::string& path, bool create, uint64_t bytes)
   if (fd < 0) throw std::runtime_error("IO: " + path + ": cannot be opened (" + std::strerror(errno) + ")");
   auto file = std::make_shared<IoFile>(fd);
   if (create) {
-    if (const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes)); error != 0) {
+    int error;
+    do {
+      error = posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+    } while (error == EINTR);
+    if (error != 0) {
       unlink(path.c_str());
       throw std::runtime_error("IO: " + path + ": no space for " + std::to_string(bytes) + " bytes (" +
                                std::strerror(error) + ")");

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "io_queue.h"
+#include "no_thread.h"
 
 namespace kvtier {
 namespace {
@@ -16,8 +17,8 @@ class ThreadBackend final : public IoBackend {
   ThreadBackend(unsigned threads, Done done) : done_(std::move(done)) {
     try {
       for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
-    } catch (...) {
-      if (threads_.empty()) throw;  // fewer do it, too, more slowly
+    } catch (const std::system_error& error) {
+      if (threads_.empty()) throw std::runtime_error(NoThread(error));  // fewer do it, too, more slowly
     }
   }
 

@@ -27,7 +27,12 @@ class UringBackend final : public IoBackend {
     if (wakeFd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
     std::promise<int> ready;
     auto started = ready.get_future();
-    thread_ = std::thread([this, &ready] { Run(ready); });
+    try {
+      thread_ = std::thread([this, &ready] { Run(ready); });
+    } catch (...) {
+      close(wakeFd_);
+      throw;
+    }
     if (const int error = started.get(); error != 0) {
       thread_.join();
       close(wakeFd_);

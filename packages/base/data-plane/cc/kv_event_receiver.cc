@@ -36,9 +36,10 @@ KvEventReceiver::KvEventReceiver(const EventSource& source) : zmq_(Zmq::Library(
     Close();
     throw std::runtime_error(reason);
   };
+  void* const context = Zmq::Context();  // the first that may throw
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   require(wake_ >= 0, "eventfd");
-  socket_ = zmq_.socket(Zmq::Context(), Zmq::kSub);
+  socket_ = zmq_.socket(context, Zmq::kSub);
   require(socket_ != nullptr, "socket");
   const auto set = [&](int option, const auto& value) { require(zmq_.setsockopt(socket_, option, &value, sizeof value) == 0, "option"); };
   const auto setText = [&](int option, const std::string& text, size_t bytes) {

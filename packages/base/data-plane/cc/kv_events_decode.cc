@@ -122,7 +122,7 @@ class Reader {
       uint64_t bytes;
       memcpy(&bytes, at, sizeof bytes);
       const unsigned first = Step(bytes);
-      const unsigned second = Step(bytes >> (8 * first));
+      const unsigned second = Step(bytes >> (8 * first % 64));  // 8, which is too many, shifts by nothing
       if (first > 5 || first + second > 7) {  // beyond these eight bytes, or no integer of this kind
         Skip1(at);
         --count;

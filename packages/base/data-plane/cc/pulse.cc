@@ -34,7 +34,12 @@ Pulse::Pulse(struct uv_loop_s* loop, uint8_t* place, void* page, size_t pageByte
   char path[64];
   std::snprintf(path, sizeof(path), "/proc/self/task/%ld/stat", static_cast<long>(syscall(SYS_gettid)));
   stat_ = open(path, O_RDONLY | O_CLOEXEC);
-  thread_ = std::thread([this] { Run(); });
+  try {
+    thread_ = std::thread([this] { Run(); });
+  } catch (...) {
+    if (stat_ >= 0) close(stat_);
+    throw;
+  }
 }
 
 Pulse::~Pulse() {

@@ -21,6 +21,7 @@ namespace kvtier {
 class Pulse {
  public:
   // At `place`, aligned to 4 bytes: beats (u32), ms of the present turn (u32). For the thread whose loop it is. It unmaps `page` at the end.
+  // Throws std::system_error where no thread can be had; `page` stays mapped then.
   Pulse(struct uv_loop_s* loop, uint8_t* place, void* page, size_t pageBytes);
   ~Pulse();
   Pulse(const Pulse&) = delete;

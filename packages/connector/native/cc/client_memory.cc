@@ -1,11 +1,15 @@
 // What jobs work on: arenas that are mapped, and layouts of an engine's memory.
 #include <fcntl.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "client.h"
 #include "lock_byte.h"
@@ -16,23 +20,52 @@ namespace {
 constexpr uint64_t kMostParts = 1 << 16;
 constexpr uint64_t kMostBytes = uint64_t{1} << 40;  // of one payload
 
+// Descriptors that hold a lock. Locks are of open files, which a child that was forked shares: without exec it would hold them for as long as
+// it lives, and the node would wait for an engine that is gone. The child has no arena (see Arena), so it needs no lock.
+struct HeldLocks {
+  std::mutex mutex;
+  std::set<int*> fds;
+
+  static HeldLocks& All() {
+    static HeldLocks* all = [] {
+      auto* made = new HeldLocks;  // never destroyed: a thread may fork until the process is gone
+      pthread_atfork([] { All().mutex.lock(); }, [] { All().mutex.unlock(); }, [] { All().EndInChild(); });
+      return made;
+    }();
+    return *all;
+  }
+
+  void EndInChild() {
+    for (int* fd : fds) close(std::exchange(*fd, -1));
+    fds.clear();
+    mutex.unlock();
+  }
+};
+
 }  // namespace
 
 MappedArena::~MappedArena() {
   devices.clear();
   newest.reset();
   arena.reset();
-  if (lock_fd >= 0) close(lock_fd);
+  if (lock_fd < 0) return;
+  HeldLocks& held = HeldLocks::All();
+  const std::lock_guard lock(held.mutex);
+  held.fds.erase(&lock_fd);
+  close(lock_fd);
 }
 
 int64_t Client::Map(const std::string& path, uint64_t bytes, uint64_t id, uint64_t lock_byte) {
   auto mapped = std::make_shared<MappedArena>();
   if (lock_byte != 0) {
+    HeldLocks& held = HeldLocks::All();
+    const std::lock_guard lock(held.mutex);  // no fork in between
     mapped->lock_fd = open((path + ".lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (mapped->lock_fd < 0 || !HoldByte(mapped->lock_fd, lock_byte)) {
       throw Failure(KVTIER_SETUP, "SETUP: " + path + ".lock: byte " + std::to_string(lock_byte) + " cannot be held (" +
                                       std::strerror(errno) + "); share the arena's whole folder");
     }
+    held.fds.insert(&mapped->lock_fd);
   }
   try {
     mapped->arena = Arena::Open(path, bytes, id);

@@ -20,7 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 import kvtier
-from kvtier import native
+from kvtier import hold, native
 from rig import numbers, until
 
 ID = 0x1234_5678_9ABC_DEF0
@@ -100,6 +100,43 @@ class Mapping(CopiesCase):
             until("the copy ends", job.ended)
             job.take()
             until("the lock has ended", lambda: not held())
+
+    def test_a_forked_child_holds_no_byte(self) -> None:
+        """Of those that its parent held: they would seem held for as long as it lives."""
+        byte = 1 << 40
+        ref = kvtier.ArenaRef(self.path, BYTES, ID, byte)
+        with open(ref.lock_path, "x+b") as lock:
+            self.addCleanup(os.unlink, ref.lock_path)
+            arena = self.copies.map(ref)
+            beside = hold.hold(ref.lock_path, byte + 1)
+            gone = hold.hold(ref.lock_path, byte + 2)
+            assert beside is not None and gone is not None
+            os.close(gone)
+            said, says = os.pipe()
+            self.addCleanup(os.close, said)
+            with open(self.path, "rb") as other:  # has the number of what is gone
+                ends, end = os.pipe()
+                child = os.fork()
+                if child == 0:
+                    try:
+                        os.fstat(beside)  # it can be closed, as whoever holds it would
+                        os.write(says, other.read(8))
+                        os.close(end)
+                        os.read(ends, 1)
+                    finally:
+                        os._exit(0)
+                os.close(says)
+                os.close(ends)
+            try:
+                self.assertEqual(os.read(said, 8), b"KVTIERAR")
+                self.assertEqual([hold.is_held(lock.fileno(), byte + i) for i in range(3)], [True, True, False])
+                os.close(beside)
+                arena.close()
+                until("it is unmapped", lambda: self.copies.counts().arenas == 0)
+                self.assertEqual([hold.is_held(lock.fileno(), byte + i) for i in range(3)], [False] * 3)
+            finally:
+                os.close(end)
+                os.waitpid(child, 0)
 
 
 class Moving(CopiesCase):

@@ -45,9 +45,13 @@ class CpuBackend : public Backend {
     job.good[i] = CopyAndHash(transformer_.pool().block(job.blocks[i]), Payload(job, i), block_bytes()) == job.sums[i];
   }
 
-  // A thread fills the page tables, so that first copies need not fault page by page.
+  // A thread fills the page tables, so that first copies need not fault page by page; where none can be had, they do.
   void Attached(int number, const std::shared_ptr<Arena>& arena) override {
-    populating_[number] = std::jthread([arena](std::stop_token stop) { Populate(arena->base(), arena->bytes(), stop); });
+    try {
+      populating_[number] = std::jthread([arena](std::stop_token stop) { Populate(arena->base(), arena->bytes(), stop); });
+    } catch (const std::system_error&) {
+      populating_.erase(number);
+    }
   }
   void Detached(int number) override { populating_.erase(number); }
   void Closing() override {}

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "instance.h"
+#include "no_thread.h"
 
 namespace kvtier {
 namespace {
@@ -19,10 +20,22 @@ std::shared_ptr<Instance> Get(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value Open(const Napi::CallbackInfo& info) {
-  auto instance = Instance::Create(info.Env());
+  std::shared_ptr<Instance> instance;
+  try {
+    instance = Instance::Create(info.Env());
+  } catch (const std::system_error& error) {  // the world's doing, like what a promise tells, and no mistake of the caller
+    const auto refused = Napi::Promise::Deferred::New(info.Env());
+    refused.Reject(Napi::Error::New(info.Env(), NoThread(error)).Value());
+    return refused.Promise();
+  }
   auto work = [instance, shape = ReadShape(info[0].As<Napi::Object>()), plan = ReadPlan(info[1].As<Napi::Object>()),
                limits = ReadLimits(info[2].As<Napi::Object>()), gpu = ReadGpu(info[3])] {
-    instance->SetBackend(CreateBackend(shape, plan, limits, gpu));
+    try {
+      instance->SetBackend(CreateBackend(shape, plan, limits, gpu));
+    } catch (const std::system_error& error) {
+      if (error.code() != std::errc::resource_unavailable_try_again) throw;
+      throw std::runtime_error(NoThread(error));
+    }
   };
   return instance->RunStep(info.Env(), std::move(work), [instance](Napi::Env env) -> Napi::Value {
     return Handle::New(env, new std::shared_ptr<Instance>(instance),

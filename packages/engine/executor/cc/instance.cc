@@ -64,8 +64,13 @@ std::shared_ptr<Instance::Job> Instance::NewJob(Napi::Env env, std::function<Nap
   return job;
 }
 
-void Instance::Discard(Napi::Env env) {
+void Instance::Leave(Napi::Env env) {
   if (--in_flight_ == 0) back_.Unref(env);
+}
+
+void Instance::Discard(Napi::Env env, Job& job) {
+  Leave(env);
+  job.deferred.Resolve(env.Undefined());  // a promise that is never settled is never freed
 }
 
 // On a worker's thread.
@@ -74,7 +79,7 @@ void Instance::Complete(std::shared_ptr<Job> job) {
     if (static_cast<napi_env>(env) == nullptr) return;  // the environment is ending: nobody waits any more
     Napi::HandleScope scope(env);
     const auto self = std::move(job->keep);
-    if (!self->closed_) self->Discard(env);
+    if (!self->closed_) self->Leave(env);
     if (!job->error.empty()) {
       job->deferred.Reject(Napi::Error::New(env, job->error).Value());
     } else {
@@ -97,7 +102,7 @@ Napi::Promise Instance::RunStep(Napi::Env env, std::function<void()> work,
     Complete(job);
   }});
   if (!posted) {
-    Discard(env);
+    Discard(env, *job);
     throw Napi::Error::New(env, "step: another step is running, or the executor is closed");
   }
   return job->deferred.Promise();
@@ -121,7 +126,7 @@ Napi::Promise Instance::RunCopies(Napi::Env env, Direction direction, size_t pie
     if (job->runners.fetch_sub(1) == 1) Complete(job);
   });
   if (!threads.Post(std::move(work))) {
-    Discard(env);
+    Discard(env, *job);
     throw Napi::Error::New(env, "BUSY: too many copies are waiting, or the executor is closed");
   }
   return job->deferred.Promise();

@@ -15,6 +15,7 @@ namespace kvtier {
 
 class Instance : public std::enable_shared_from_this<Instance> {
  public:
+  // Throws std::system_error where no thread can be had.
   static std::shared_ptr<Instance> Create(Napi::Env env);
   ~Instance();
 
@@ -40,7 +41,9 @@ class Instance : public std::enable_shared_from_this<Instance> {
   explicit Instance(Napi::Env env);
   std::shared_ptr<Job> NewJob(Napi::Env env, std::function<Napi::Value(Napi::Env)> finish);
   void Complete(std::shared_ptr<Job> job);
-  void Discard(Napi::Env env);
+  void Leave(Napi::Env env);
+  // Of a job that nobody runs.
+  void Discard(Napi::Env env, Job& job);
 
   napi_env env_;
   Napi::ThreadSafeFunction back_;

@@ -4,7 +4,9 @@
  */
 import { randomBytes } from 'node:crypto';
 import { open, rm } from 'node:fs/promises';
+import { setImmediate as turn } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
+import { queryObjects } from 'node:v8';
 import { native } from '@kvtier/data-plane';
 import { InvariantError, KvError } from '@kvtier/errors';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
@@ -252,6 +254,19 @@ describe('steps', () => {
     await executor.close();
     await expect(step()).rejects.toThrow(/after close/);
     await executor.close();
+  });
+
+  it('leaves nothing behind of those that it refuses', async () => {
+    const step = () => runStep(executor, [{ blocks: blocksFor(100, 16), computed: 0, tokens }]);
+    await step();
+    const promises = () => Number(queryObjects(Promise, { format: 'count' }));
+    const before = promises();
+    const all = await Promise.allSettled(Array.from({ length: 500 }, step));
+    const refused = all.filter(({ status }) => status === 'rejected').length;
+    expect(refused).toBeGreaterThan(100);
+    all.length = 0;
+    await turn();
+    expect(promises() - before).toBeLessThan(refused / 2);
   });
 });
 

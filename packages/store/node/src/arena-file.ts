@@ -97,7 +97,7 @@ const heldBuckets = { least: 1 << 16, most: 1 << 24 };
 function makeHeldTable(fd: number, arenaBytes: number): (HeldTable & { close(): void }) | null {
   const { least, most } = heldBuckets;
   const buckets = 2 ** Math.ceil(Math.log2(Math.min(most, Math.max(least, arenaBytes / arenaBytesPerBucket))));
-  let mapping: MappingHandle;
+  let mapping: MappingHandle | undefined;
   let pulse: PulseHandle | undefined;
   try {
     const table = emptyHeldTable(buckets);
@@ -106,6 +106,7 @@ function makeHeldTable(fd: number, arenaBytes: number): (HeldTable & { close(): 
     mapping = native.mapShared(fd, table.length);
     if (isMainThread) pulse = native.pulseStart(fd, pulsePlace(buckets));
   } catch {
+    if (mapping !== undefined) native.unmapShared(mapping);
     ftruncateSync(fd, 0);
     return null;
   }

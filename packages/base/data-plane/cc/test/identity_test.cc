@@ -1,4 +1,5 @@
-// The native half of identity, under AddressSanitizer and UBSan: SHA-256 in its forms, chains, and the object header.
+// The native half of identity, under AddressSanitizer and UBSan: SHA-256 in its forms, chains, the object header, and what is skipped of KV
+// events.
 // Built and run by packages/base/data-plane/src/identity.slow.test.ts with the golden folder as argument.
 #include <gtest/gtest.h>
 
@@ -10,6 +11,7 @@
 
 #include "../hash_blocks.h"
 #include "../hash_encode.h"
+#include "../kv_events.h"
 #include "../object_header.h"
 #include "../sha256.h"
 #include "../sha256_ni.h"
@@ -164,6 +166,34 @@ TEST(ObjectHeader, AnyOneByteChangedIsNoticed) {
       ASSERT_NE(verify(zeros, zeros), HeaderFault::kNone) << at << " ^ " << change;
       object[at] ^= static_cast<uint8_t>(change);
     }
+  }
+}
+
+// One stored block whose tokens are of these heads, each as long as it says.
+std::vector<uint8_t> StoredTokens(const std::vector<uint8_t>& heads) {
+  std::vector<uint8_t> bytes = {0x92, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x91, 0x95, 0xab};
+  for (const char letter : std::string("BlockStored")) bytes.push_back(static_cast<uint8_t>(letter));
+  bytes.insert(bytes.end(), {0x91, 1, 0xc0, 0xdc, 0, static_cast<uint8_t>(heads.size())});
+  for (const uint8_t head : heads) {
+    bytes.push_back(head);
+    const size_t more = head < 0xcc ? 0 : head < 0xd0 ? size_t{1} << (head - 0xcc) : size_t{1} << (head - 0xd0);
+    bytes.insert(bytes.end(), more, 0xff);
+  }
+  bytes.push_back(16);
+  return bytes;
+}
+
+TEST(KvEvents, NumbersOfAllSizesAreSkippedInAnyOrder) {
+  const std::vector<uint8_t> kinds = {5, 0xcc, 0xcd, 0xce, 0xcf, 0xd0, 0xd3};
+  std::minstd_rand random(1);
+  std::vector<int32_t> out(64);
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<uint8_t> heads(random() % 40);
+    for (auto& head : heads) head = kinds[random() % kinds.size()];
+    const auto payload = StoredTokens(heads);
+    ASSERT_EQ(DecodeKvEvents(payload, false, {}, out), 6 + 11 + 2);
+    EXPECT_EQ(out[6 + 7], 16);  // what follows them
+    EXPECT_EQ(DecodeKvEvents(std::span(payload).first(payload.size() - 1), false, {}, out), -1);
   }
 }
 

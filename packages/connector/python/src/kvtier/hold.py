@@ -15,6 +15,26 @@ _FLOCK = struct.Struct("@hhqqi4x")
 
 _lock = threading.Lock()
 _own: tuple[int, int] = (0, 0)
+#: Descriptors of `hold`, with the file of each: who closes one does not say so, and its number may be another file's by now.
+_holds: dict[int, tuple[int, int]] = {}
+
+
+def _end_in_child() -> None:
+    """A forked child shares open files, and with them their locks: it would hold them for as long as it lives. Not closed: whoever closes
+    them there, as here, must not close another file."""
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    for fd, file in _holds.items():
+        try:
+            found = os.fstat(fd)
+        except OSError:
+            continue
+        if (found.st_dev, found.st_ino) == file:
+            os.dup2(nothing, fd, inheritable=False)
+    os.close(nothing)
+    _holds.clear()
+
+
+os.register_at_fork(after_in_child=_end_in_child)
 
 
 def own_byte() -> int:
@@ -37,6 +57,8 @@ def hold(path: str, byte: int) -> int | None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
+    found = os.fstat(fd)
+    _holds[fd] = (found.st_dev, found.st_ino)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))
     except OSError:
@@ -51,11 +73,13 @@ def watch(path: str) -> int | None:
     @raises FileNotFoundError where it has removed it already
     """
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         raise
     except OSError:
         return None
+    _holds.pop(fd, None)
+    return fd
 
 
 def is_held(fd: int, byte: int) -> bool:
