@@ -72,3 +72,36 @@ it.each([
     expect(p90(apart, 'late', 1)).toBeLessThan(share * Math.min(...others.map((policy) => p90(apart, policy, 1))));
   },
 );
+
+/** Prompts that share nothing, by chance one each `everyMs`; `tokensOf` says how long one is, from a number of 0 to 1. */
+function apartFrom(count: number, everyMs: number, answerTokens: number, tokensOf: (part: number) => number): Trace {
+  const random = seeded(3);
+  const all = Array.from({ length: count }, (_, i) => i);
+  let atMs = 0;
+  return {
+    ...{ name: 'apart', blockTokens: 64, uniqueBlocks: 0 },
+    requests: all.map(() => new Int32Array(0)),
+    arrivalsMs: Float64Array.from(all, () => (atMs -= everyMs * Math.log(1 - random()))),
+    inputTokens: Int32Array.from(all, () => tokensOf(random())),
+    outputTokens: Int32Array.from(all, () => answerTokens),
+  };
+}
+
+it.each([
+  [0.15, 5],
+  [0.2, 4],
+  [0.35, 2],
+])(
+  'where %d of all prompts are %i times as long, nine of ten are answered sooner than in any other order',
+  (share, times) => {
+    const two = apartFrom(1_000, 5, 20, (part) => (part < share ? 1_000 * times : 1_000));
+    const others = [policies['overlap-cost'](), policies['balanced-tree'](), policies.scored()];
+    expect(p90(two, 'late', 1)).toBeLessThan(Math.min(...others.map((policy) => p90(two, policy, 1))));
+  },
+);
+
+it('where places are short, too, because answers take longer than prompts', () => {
+  const chats = apartFrom(2_000, 2, 150, (part) => 100 - 300 * Math.log(1 - part));
+  const others = [policies['overlap-cost'](), policies.sticky(), policies.scored()];
+  expect(p90(chats, 'late', 1)).toBeLessThan(Math.min(...others.map((policy) => p90(chats, policy, 1))));
+});

@@ -4,10 +4,10 @@
  *
  *     power = 0.4, where nothing of prompts is held, or places are short … 1.3, where 0.3 of them or more is held
  *
- * Where nothing is held, all take about as long: whoever passes keeps those back that differ little from him, and who waits longest is late
- * by as much as all others are sooner. Where much is held, most take a hundredth of what the few others do, and each of those few
- * would keep a hundred waiting, some of which lose what is held of them meanwhile. Where places are short, it is answers that
- * take long, and of these nobody knows how long each will be.
+ * Where nothing is held, what some gain by passing, others lose, and more of them than the tenth that a ninetieth percentile leaves out.
+ * Where much is held, most take a hundredth of what the few others do, and each of those few would keep a hundred waiting, some of which
+ * lose what is held of them meanwhile. Where places are short, it is answers that take long, and of these nobody knows how long each
+ * will be.
  */
 import { isFull } from './policies/predicted.ts';
 import type { WorkerState } from './policy.ts';
