@@ -9,18 +9,15 @@
  * lose what is held of them meanwhile. Where places are short, it is answers that take long, and of these nobody knows how long each
  * will be.
  */
+import { LastMean } from './last-mean.ts';
 import { isFull } from './policies/predicted.ts';
 import type { WorkerState } from './policy.ts';
 
 const [leastPower, mostPower] = [0.4, 1.3];
-/** While nothing is known. */
+/** While too little is known. */
 const usualPower = 1;
-/** Between these shares of what is held. */
+/** Between these shares of prompts that are held. */
 const [little, much] = [0.05, 0.3];
-/** The requests that were given last. */
-const remembered = 256;
-/** Fewer tell nothing. */
-const fewest = 16;
 /** Steps of the power: it changes seldom, and with it what is kept of each request. */
 const powerStep = 0.1;
 
@@ -35,16 +32,12 @@ export interface Ordered {
 }
 
 export class ResponseOrder {
-  readonly #shares = new Float64Array(remembered);
-  #count = 0;
-  #sum = 0;
+  readonly #shares = new LastMean();
   #areShort = false;
 
   /** A request was given to a worker that holds so much of its prompt: 0 to 1. */
   given(share: number): void {
-    const at = this.#count++ % remembered;
-    this.#sum += share - this.#shares[at]!;
-    this.#shares[at] = share;
+    this.#shares.add(share);
   }
 
   /** As the workers were seen last. */
@@ -65,9 +58,9 @@ export class ResponseOrder {
   }
 
   get #powerOfHeld(): number {
-    const known = Math.min(this.#count, remembered);
-    if (known < fewest) return usualPower;
-    const part = Math.min(Math.max((this.#sum / known - little) / (much - little), 0), 1);
+    const share = this.#shares.mean;
+    if (share === undefined) return usualPower;
+    const part = Math.min(Math.max((share - little) / (much - little), 0), 1);
     return leastPower + (mostPower - leastPower) * part;
   }
 
