@@ -3,6 +3,7 @@ import { once } from 'node:events';
 import { createServer, type Server, type ServerResponse } from 'node:http';
 import { type AddressInfo, connect, type Socket } from 'node:net';
 import { pipeline } from 'node:stream/promises';
+import { setImmediate as turn } from 'node:timers/promises';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { closeQueuedAnswers } from './queued-answers.ts';
 
@@ -32,6 +33,14 @@ afterEach(() => {
   server.close();
 });
 
+/** The server has seen it, and all that follows from it. */
+async function leaves(): Promise<void> {
+  const end = once(seen[0]!.req.socket, 'close');
+  client.destroy();
+  await end;
+  await turn();
+}
+
 const ask = (count: number): void => void client.write('GET / HTTP/1.1\r\nhost: a\r\n\r\n'.repeat(count));
 
 it('close with it, each once, whatever became of the one before', async () => {
@@ -41,10 +50,9 @@ it('close with it, each once, whatever became of the one before', async () => {
   };
   ask(5);
   await vi.waitUntil(() => seen.length === 5, patience);
-  client.destroy();
-  await vi.waitUntil(() => closed.length >= 5, patience);
+  await leaves();
   seen[0]!.end(); // too late
-  await new Promise((resolve) => setTimeout(resolve, 50));
+  await turn();
   expect(new Set(closed)).toEqual(new Set(seen));
   expect(closed).toHaveLength(5);
   expect(seen.every(({ destroyed }) => destroyed)).toBe(true);
@@ -78,8 +86,7 @@ it('are answered in their order where the client stays, and close as ever', asyn
   for (const [at, response] of [...seen.entries()].reverse()) response.end(`answer ${at}`);
   await vi.waitUntil(() => closed.length === 3, patience);
   expect(text.match(/answer \d/g)).toEqual(['answer 0', 'answer 1', 'answer 2']);
-  client.destroy();
-  await new Promise((resolve) => setTimeout(resolve, 50));
+  await leaves();
   expect(closed).toHaveLength(3);
 });
 

@@ -74,10 +74,12 @@ it('answers of a pod that wait for an earlier one end with their connection, at 
     for (let round = 1; round <= 5; round++) {
       const one = await client(chat('first') + chat('second'));
       await vi.waitUntil(() => pod.seen.length === 2 * round, patience);
-      await new Promise((resolve) => setTimeout(resolve, 50)); // the stream's first event is on its way
+      // The stream's first event is there, and waits.
+      await vi.waitUntil(() => at.fleet.workers().some((worker) => worker?.load.running === 1), patience);
       one.destroy();
+      await Promise.all(pod.seen.map(({ left }) => left));
+      await vi.waitUntil(() => at.fleet.workers().every((worker) => !worker?.load.running), patience);
     }
-    await Promise.all(pod.seen.map(({ left }) => left));
     await vi.waitUntil(async () => (await at.metricsText()).includes('kvtier_requests_running 0\n'), patience);
     await vi.waitUntil(() => at.dispatcher.stats().given === 0, patience);
     for (const worker of at.fleet.workers()) if (worker) expect(worker.load).toMatchObject({ waiting: 0, running: 0 });
