@@ -43,6 +43,13 @@ it.each(targets.map(([title, { refId, ...target }]) => [title, refId, target] as
   expect(hidden, 'lines of one name').toEqual([]);
 });
 
+it.each(targets.map(([title, { expr }]) => [title, expr] as const))('%s: no worker counts twice: %s', (_, expr) => {
+  // Each coordinator passes on what all workers tell. A quantile or a share of such sums is the same.
+  const isOfWorkers = /kvtier_(connector|engine)_/.test(expr);
+  const isSum = /^(sum|count)\b/.test(expr) && !/build_info|\) \/ sum/.test(expr);
+  if (isOfWorkers && isSum) expect(groupedBy(expr)).toContain('instance');
+});
+
 it('what it lets choose is asked of metrics that there are, and used', () => {
   const [datasource, ...queries] = dashboard.templating.list;
   expect(datasource).toMatchObject({ name: 'datasource', type: 'datasource', query: 'prometheus' });

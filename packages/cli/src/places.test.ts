@@ -1,9 +1,9 @@
-import { mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, symlinkSync, utimesSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { placeId } from '@kvtier/data-plane/places';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { arenaBudget, diskBudget, openDataDir, openRunDir } from './places.ts';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { arenaBudget, diskBudget, keepTouched, openDataDir, openRunDir } from './places.ts';
 
 const MiB = 2 ** 20;
 const GiB = 2 ** 30;
@@ -78,6 +78,30 @@ describe('folders', () => {
       expect(readdirSync(runDir)).toEqual([]);
     } finally {
       rmSync(runDir, { recursive: true, force: true });
+    }
+  });
+
+  it('keeps what lies in the run folder from looking forgotten, until it ends', () => {
+    vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] });
+    try {
+      const [path, old] = [join(folder, 'engine.sock'), new Date(0)];
+      const age = (): void => {
+        for (const one of [path, folder]) utimesSync(one, old, old);
+      };
+      writeFileSync(path, '');
+      const end = keepTouched(folder, 1_000);
+      age();
+      vi.advanceTimersByTime(1_000);
+      for (const one of [path, folder]) expect(statSync(one).mtimeMs).toBeGreaterThan(1e12);
+      rmSync(path); // it ended: the next one is none the worse
+      vi.advanceTimersByTime(1_000);
+      writeFileSync(path, '');
+      end();
+      age();
+      vi.advanceTimersByTime(10_000);
+      expect(statSync(path).mtimeMs).toBe(0);
+    } finally {
+      vi.useRealTimers();
     }
   });
 

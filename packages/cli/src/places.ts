@@ -15,6 +15,7 @@ import {
   rmSync,
   statfsSync,
   statSync,
+  utimesSync,
 } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { placeId } from '@kvtier/data-plane/places';
@@ -83,6 +84,28 @@ export function openRunDir(dataDir: string, env = process.env, group: number | n
       `${path}: cannot hold our sockets (${(error as Error).message}); remove it and start again`,
     );
   }
+}
+
+/** Far below the age at which cleaners of /tmp remove what nobody touches: ten days with systemd-tmpfiles, if not set shorter. */
+const touchEveryMs = 3_600_000;
+
+/**
+ * Keeps what lies in the run folder from looking forgotten. A cleaner spares a socket in use by the path that it was bound at; ours are
+ * bound beside their names (`bindPrivately`), and one connection may stay open for weeks. Until the returned function is called.
+ */
+export function keepTouched(runDir: string, everyMs = touchEveryMs): () => void {
+  const timer = setInterval(() => {
+    const now = new Date();
+    for (const path of [runDir, ...listDir(runDir).map((name) => join(runDir, name))]) {
+      try {
+        utimesSync(path, now, now);
+      } catch {
+        // It ended meanwhile.
+      }
+    }
+  }, everyMs);
+  timer.unref();
+  return () => clearInterval(timer);
 }
 
 function isUsable(folder: string): boolean {

@@ -18,7 +18,7 @@ import { checkTls } from './api-options.ts';
 import { FormerNodes } from './former-nodes.ts';
 import { type Members, planMembers } from './members.ts';
 import type { UpOptions } from './options.ts';
-import { arenaDir, openDataDir, openRunDir } from './places.ts';
+import { arenaDir, keepTouched, openDataDir, openRunDir } from './places.ts';
 import { lastingPorts, probePort } from './ports.ts';
 import { host, planServices, secretFile } from './services.ts';
 import { Supervisor } from './supervisor.ts';
@@ -61,16 +61,19 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
   const dataDir = openDataDir(options.dataDir);
   const lock = lockDataDir(dataDir);
   let runDir: string | undefined;
+  let endTouches = (): void => {};
   let nodeDirs: readonly string[] = [dataDir];
   let former: FormerNodes | undefined;
   let supervisor: Supervisor | undefined;
   const cleanUp = (): void => {
+    endTouches();
     if (runDir) rmSync(runDir, { recursive: true, force: true });
     for (const dir of nodeDirs) removeStaleArenas(dir, arenaDir);
     native.unlock(lock);
   };
   try {
     runDir = openRunDir(dataDir, process.env, readGroup(options.node.group ?? null));
+    endTouches = keepTouched(runDir);
     removeStaleArenas(dataDir, arenaDir);
     const model = await resolveModel(options.model, quarters(events.onEvent));
     // One without a tier removes nothing.
