@@ -51,6 +51,7 @@ const clocks = new Set([
   'packages/base/telemetry/src/line-sink.ts',
   'packages/base/wire/src/grpc.ts',
   'packages/cli/src/log-lines.ts',
+  'packages/cli/src/places.ts',
   'packages/coordinator/api-server/src/generation.ts',
   'packages/coordinator/api-server/src/models.ts',
   'packages/coordinator/kv-index/src/feed/index-feed.ts',

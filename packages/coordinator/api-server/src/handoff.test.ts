@@ -246,6 +246,8 @@ describe('who dies', () => {
       (call) => fail(new KvError('BUSY', 'queue: 1 requests wait already', { retry: true }))(call),
       'prefill-refused',
     ],
+    ['too small', (call) => fail(new KvError('TOO_LONG', 'the prompt has 9 tokens'))(call), 'prefill-refused'],
+    ['of another mind', (call) => fail(new KvError('REQUEST', 'no such thing'))(call), 'prefill-refused'],
     [
       'short of room in its node',
       (call) => {

@@ -15,6 +15,7 @@ import { type BlockNames, keysOfPrompt } from './prompt-keys.ts';
 import type { TextModel } from './text-model.ts';
 import type { Tokenizer } from './tokenizer.ts';
 import { isLoan } from './transfer.ts';
+import { isEmpty, whyUnsplit } from './unsplit.ts';
 
 export interface PassedOn {
   readonly model: string;
@@ -33,8 +34,8 @@ export interface PassedOn {
   readonly isTransfer: boolean;
   /** They stand for blocks that one pod may read, once (transfer.ts). */
   readonly isLoan: boolean;
-  /** `tool_choice` wants a whole call: the pod reads its answer as JSON, and one token is none. */
-  readonly wantsCall: boolean;
+  /** Why one pod has to serve all of it (unsplit.ts); undefined: one may compute the prompt for another. */
+  readonly unsplit: string | undefined;
   /** Share of the prompt that a pod has to hold, else it answers with finish reason cache_threshold; undefined: none. */
   readonly cacheHitThreshold: number | undefined;
 }
@@ -79,8 +80,7 @@ export function passOn(endpoint: Endpoint, body: unknown, model: TextModel, load
     session: sessionOf(given),
     isTransfer: !isEmpty(given.kv_transfer_params),
     isLoan: isLoan(given.kv_transfer_params),
-    wantsCall:
-      given.tool_choice === 'required' || (typeof given.tool_choice === 'object' && given.tool_choice !== null),
+    unsplit: whyUnsplit(endpoint, given),
     cacheHitThreshold: shareOf(given.cache_hit_threshold),
   };
   const ids = model.modelDir === '' ? undefined : tokensOf(endpoint, given, model, load());
@@ -122,12 +122,6 @@ function tokensOf(endpoint: Endpoint, body: Body, model: TextModel, tokenizer: T
     return undefined; // calls of tools, images, what the worker refuses
   }
 }
-
-const isEmpty = (value: unknown): boolean =>
-  value === undefined ||
-  value === null ||
-  value === false ||
-  (typeof value === 'object' && Object.keys(value).length === 0);
 
 const shareOf = (value: unknown): number | undefined =>
   typeof value === 'number' && value >= 0 && value <= 1 ? value : undefined;

@@ -68,6 +68,7 @@ it('tokens and hashes are those of the prompt, whatever other parameters say', a
   expect(completion).toEqual({
     ...{ model: 'demo', tokens: ids.length, blockTokens: 16, maxTokens: 7, session: 'me' },
     keys: keysOfPrompt(ids, blocks),
+    unsplit: 'n wants several answers, and what prefill lends is read once',
   });
   expect(completion.keys.length).toBe(2 * Math.floor(ids.length / 16));
   expect((await read('/v1/completions', { prompt: [...ids], ...unknown })).keys).toEqual(completion.keys);

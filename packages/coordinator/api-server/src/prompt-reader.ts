@@ -11,8 +11,9 @@ import type { LoadedText, TextPool } from './text-pool.ts';
 export interface PromptFacts
   extends Omit<
     PassedOn,
-    'otherName' | 'passedOn' | 'members' | 'isTransfer' | 'isLoan' | 'wantsCall' | 'cacheHitThreshold'
+    'otherName' | 'passedOn' | 'members' | 'isTransfer' | 'isLoan' | 'unsplit' | 'cacheHitThreshold'
   > {
+  readonly unsplit?: string | undefined;
   /** Names of the only pods that know the name that the body has for its model; undefined: all of the model do. */
   readonly among?: ReadonlySet<string> | undefined;
 }
@@ -43,9 +44,13 @@ export class PromptReader {
     const understood = await this.#parts.text.run(kind, served, body, signal);
     if (!('passedOn' in understood))
       throw new Error(`a body for ${understood.model} was read as one of our own workers'`);
-    const { model, otherName, tokens, maxTokens, blockTokens, keys, session } = understood;
+    const { model, otherName, tokens, maxTokens, blockTokens, keys, session, unsplit } = understood;
     const among = otherName && this.#parts.models.among(otherName.name);
-    return { model, tokens, maxTokens, blockTokens, keys, session, ...(among && { among }) };
+    return {
+      ...{ model, tokens, maxTokens, blockTokens, keys, session },
+      ...(among && { among }),
+      ...(unsplit !== undefined && { unsplit }),
+    };
   }
 
   /** Also those that our own workers serve, too: a gateway reaches none of these. */

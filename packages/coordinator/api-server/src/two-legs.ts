@@ -32,8 +32,6 @@ const prefillParams = JSON.stringify({
 /** Names of the limit on an answer's tokens; the first one is always there. */
 const tokenLimits = ['max_tokens', 'max_completion_tokens', 'max_output_tokens'] as const;
 
-const wholeCall = 'tool_choice wants a whole call, and prefill gives one token';
-
 const noDecode: HandedOff = {
   line: 'none; why=no decode pod takes requests',
   ...{ prefill: undefined, degraded: 'handoff-no-decode-worker' },
@@ -93,8 +91,7 @@ export class TwoLegs {
       placed.handedOff(choice, noDecode);
       return this.#whole;
     }
-    if (body.isTransfer) return none('client', 'the client gives kv_transfer_params');
-    if (body.wantsCall) return none('client', wholeCall);
+    if (body.unsplit !== undefined) return none('client', body.unsplit);
     if (body.members === undefined) return none('client', 'more parameters than can be changed');
     if (body.cacheHitThreshold !== undefined)
       return none('threshold', 'the decode pod is asked first, for cache_hit_threshold');
@@ -127,9 +124,9 @@ export class TwoLegs {
     const { isBelow, rest } = await belowThreshold(answer);
     if (!isBelow) return rest;
     await leave(rest);
-    if (body.wantsCall) {
+    if (body.unsplit !== undefined) {
       this.#changes = { cache_hit_threshold: '0' };
-      this.#over = { line: `none; why=${wholeCall}`, prefill: undefined, degraded: undefined };
+      this.#over = { line: `none; why=${body.unsplit}`, prefill: undefined, degraded: undefined };
       return undefined;
     }
     const { prefillers } = pods.plan(routed, choice, named);

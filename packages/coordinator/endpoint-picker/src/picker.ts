@@ -33,6 +33,8 @@ export interface BodyFacts {
   readonly keys: Keys;
   /** Empty: none. */
   readonly session: string;
+  /** Why one pod has to serve all of it; undefined: one may compute the prompt for another. */
+  readonly unsplit?: string | undefined;
 }
 
 export interface BodyReader {
@@ -94,6 +96,8 @@ export type BodyOrWhy = readonly Buffer[] | NotRead;
 
 /** A prefill pod is taken if one has room soon; else the pod computes the prompt itself. */
 const prefillWaitMs = 200;
+/** By the name that the coordinator's own API has for what the client's body leaves no choice about. */
+const byOnePod = { split: false, reason: 'client', prefillers: new Set<string>() } as const;
 /** Endpoints at which a request may be too late, before it is told so. */
 const maxTries = 5;
 
@@ -109,7 +113,7 @@ export class Picker {
    * @throws Refusal, what Dispatch throws, or the reason of `signal`
    */
   async pick(asked: Asked, body: BodyOrWhy, bytes: number, signal: AbortSignal): Promise<Picked> {
-    const { dispatch, workers, fallbacks, ttftMs } = this.#parts;
+    const { dispatch, workers, ttftMs } = this.#parts;
     const targets = targetsIn(asked.targets, ttftMs);
     const read = await this.#read(asked, body, signal);
     if (signal.aborted) throw signal.reason;
@@ -119,8 +123,9 @@ export class Picker {
     const knowing = facts?.among;
     const candidates = knowing ? allowed.filter(({ worker }) => knowing.has(worker.record.name)) : allowed;
     if (candidates.length === 0) throw noWorker(whyNone(all, asked.subset));
+    const { unsplit, ...prompt } = facts ?? { ...guess(asked, candidates, bytes), unsplit: undefined };
     const request: DispatchRequest = {
-      ...(facts ?? guess(asked, candidates, bytes)),
+      ...prompt,
       id: asked.id,
       model: facts?.model ?? asked.model ?? modelFor(asked, read, candidates),
       session: asked.session || (facts?.session ?? ''),
@@ -139,7 +144,7 @@ export class Picker {
         throw late ?? error;
       });
       try {
-        return await this.#picked(request, wanted, choice, candidates, fallbacks, signal);
+        return await this.#picked(request, unsplit, wanted, choice, candidates, signal);
       } catch (error) {
         choice.ended();
         if (!(error instanceof Saturated) || except.size + 1 >= maxTries) throw error;
@@ -161,13 +166,13 @@ export class Picker {
   /** @throws Saturated: its first token would come too late there */
   async #picked(
     request: Routed,
+    unsplit: string | undefined,
     wanted: Wanted,
     choice: Choice,
     candidates: readonly Candidate[],
-    fallbacks: number,
     signal: AbortSignal,
   ): Promise<Picked> {
-    const { inTime, heard } = this.#parts;
+    const { inTime, heard, fallbacks } = this.#parts;
     const { name } = choice.worker.record;
     const endpoint = endpointOf(choice.worker.record);
     if (endpoint === undefined || !candidates.some(({ worker }) => worker.number === choice.worker.number)) {
@@ -178,7 +183,7 @@ export class Picker {
       predictedS = splitS ?? predictedS;
       inTime.admit(wanted, name, predictedS);
     };
-    const prefill = await this.#prefill(request, choice, admit, signal);
+    const prefill = await this.#prefill(request, unsplit, choice, admit, signal);
     const pickedAtMs = performance.now();
     return {
       came: () => inTime.came(predictedS, (performance.now() - pickedAtMs) / 1_000),
@@ -193,15 +198,17 @@ export class Picker {
   /** `admit` is asked before anything is counted. The pod that computes the prompt, counted from now on; undefined: the chosen one does. */
   async #prefill(
     routed: Routed,
+    unsplit: string | undefined,
     choice: Choice,
     admit: (splitS: number | undefined) => void,
     signal: AbortSignal,
   ): Promise<Choice | undefined> {
     const { pods, logger } = this.#parts;
-    const planned = pods?.concerns(routed.model) ? pods.plan(routed, choice) : undefined;
+    const isConcerned = pods?.concerns(routed.model) ?? false;
+    const planned = isConcerned && unsplit === undefined ? pods!.plan(routed, choice) : undefined;
     admit(planned?.thereS);
-    if (pods === undefined || planned === undefined) return undefined;
-    const { split, reason, why, prefillers } = planned;
+    if (pods === undefined || !isConcerned) return undefined;
+    const { split, reason, why, prefillers } = planned ?? { ...byOnePod, why: unsplit };
     pods.metrics.decided(split, reason);
     logger.debug({ request: routed.id, split, why }, 'prefill and decode apart');
     if (!split) {

@@ -93,6 +93,17 @@ it('one that has no room soon is not waited for', async () => {
   stream.end();
 });
 
+it('nor for a body that one pod has to serve', async () => {
+  rig.reader.script = () => ({ ...rig.reader.facts, unsplit: 'several prompts' });
+  const stream = await picked({ [name]: '10.0.0.9:1' });
+  expect(toldBy(stream.responses[1]!)).toMatchObject({ endpoint: '10.0.0.1:8000', removed: [name, ...others] });
+  expect(Object.keys(toldBy(stream.responses[1]!).headers)).toEqual(['x-gateway-destination-endpoint']);
+  expect(rig.dispatch.told).toEqual(['choose r']);
+  const decided = 'kvtier_pod_handoff_decisions_total{decision="none",reason="client"} 1';
+  expect(await rig.handOff!.metrics.text()).toContain(decided);
+  stream.end();
+});
+
 it('where no pod only prefills, a client sends the sidecar nowhere either', async () => {
   rig.workers = rig.workers.map((worker) => worker && withRole(worker, 'both'));
   const stream = await picked({ [name]: '10.0.0.9:1' });

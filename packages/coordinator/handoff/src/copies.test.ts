@@ -71,7 +71,8 @@ it('a worker that lacks it is asked for it by its tokens; that its node holds it
   rig.copies.look(performance.now());
   const prompt = tokens.slice(0, 20 * blockTokens);
   expect(rig.asked).toEqual([
-    { number: 1, request: { promptTokenIds: prompt, cacheSalt: 'salt', deadlineMs: 60_000 } },
+    // Four times as long as 20 blocks take at 2,500 a second, and two seconds: as long as the planner waits for it.
+    { number: 1, request: { promptTokenIds: prompt, cacheSalt: 'salt', deadlineMs: 2_032 } },
   ]);
   rig.copies.look(performance.now());
   expect(rig.asked.length).toBe(1);
@@ -93,6 +94,7 @@ it.each([
   rig.copies.look(performance.now());
   const refused = 'kvtier_copies_total{why="hot",outcome="refused"} 1';
   await vi.waitUntil(async () => (await rig.ends()).includes(refused), patience);
+  expect(await rig.ends()).toContain('kvtier_copies_bytes_total 0');
   rig.copies.look(performance.now());
   expect(rig.asked.length).toBe(1);
 });

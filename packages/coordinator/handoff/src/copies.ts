@@ -40,8 +40,8 @@ const maxModels = 16;
 const likelyTokens = 512;
 /** Medium `peer` of the KV index. */
 const peer = 3;
-/** The node's work is called off then; the planner gives up before. */
-const deadlineMs = 60_000;
+/** Workers take no longer deadline. */
+const longestMs = 600_000;
 
 export class Copies {
   readonly metrics: CopyMetrics;
@@ -93,9 +93,11 @@ export class Copies {
   async #ask(planner: CopyPlanner<Kept>, copy: Copy<Kept>): Promise<void> {
     const { engines, logger } = this.#options;
     const worker = engines.workers()[copy.worker]?.record.name;
-    const { why, blocks, brings } = copy;
+    const { why, blocks, brings, withinMs } = copy;
     logger.debug({ worker, why, blocks, brings }, 'copied ahead: a prefix that is asked for often');
     try {
+      // The planner gives it up then: a worker that went on would bring in what nobody counts on.
+      const deadlineMs = Math.min(Math.ceil(withinMs), longestMs);
       const asked = await engines.engine(copy.worker).prefetch({ ...copy.kept, deadlineMs });
       if (asked > 0) return;
       throw new KvError('DISCONNECTED', 'no cache node is attached', { retry: true });

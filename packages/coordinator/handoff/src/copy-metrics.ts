@@ -23,7 +23,7 @@ export class CopyMetrics {
     let counted = 0;
     new Counter({
       name: 'kvtier_copies_bytes_total',
-      help: 'KV bytes of the prefixes whose copies ahead were begun',
+      help: 'KV bytes of the prefixes that were copied ahead, late ones among them',
       registers: [this.#registry],
       collect() {
         this.inc(budget.bytes - counted);

@@ -369,10 +369,31 @@ describe('by hand', () => {
     ['other-revision', { others: [side(1, { revision: 'v2' }), side(2, { identity: 'other' })] }],
     ['no-node', { others: [side(1, { node: null })] }],
     ['no-node', { decode: side(0, { node: null }) }],
+    // 1,602 tokens with one of the answer: 101 blocks, and the null block.
+    ['prefill-too-small', { others: [side(1, { totalBlocks: 101 })] }],
     ['prefill-busy', { others: [side(1, { legs: 8 })] }],
     ['prefill-busy', { legsLeft: 0 }],
   ])('%s', (reason, part) => {
     expect(decide(question(part)).reason).toBe(reason);
+  });
+
+  it('whose pool cannot hold the prompt is not asked, however idle; who does not say its pool may be', () => {
+    const decode = running(3, { role: 'decode' });
+    const busy = { tokensAhead: 100 };
+    const askedOf = (...others: Side[]) => decide(question({ decode, others, mode: 'always' })).split?.prefill.name;
+    expect(askedOf(side(1, { totalBlocks: 101 }), side(2, { ...busy, totalBlocks: 102 }))).toBe('w2');
+    expect(askedOf(side(1, { totalBlocks: 0 }), side(2, { ...busy, totalBlocks: 102 }))).toBe('w1');
+    const lacking = decide(question({ decode, others: [side(1, { totalBlocks: 101 })] }));
+    expect([lacking.reason, lacking.isLacking]).toEqual(['prefill-too-small', true]);
+  });
+
+  it('who holds all of the prompt says so behind its queue only: that counts', () => {
+    const asked = (tokensAhead: number): Question =>
+      question({ mode: 'always', others: [side(1, { held: 100, waiting: 1, tokensAhead })] });
+    const [idle, queued] = [decide(asked(0)).split!, decide(asked(5_000)).split!];
+    // Without a queue: half a step that runs, and 100 blocks that travel at 1,000 a second.
+    expect([idle.firstS, idle.arrivedS, queued.firstS, queued.arrivedS]).toEqual([0.005, 0.1, 5, 5]);
+    expect(queued.ttftS - idle.ttftS).toBeCloseTo(4.9, 9);
   });
 
   it('lacking: only where an idle worker would have been asked', () => {

@@ -31,6 +31,8 @@ export const handOffReasons = [
   'other-revision',
   /** none: the decode side, or all that take prefill, have no cache node */
   'no-node',
+  /** none: of those that take prefill no pool holds the prompt */
+  'prefill-too-small',
   /** none: all that take prefill have as many legs as they may, or the coordinator has */
   'prefill-busy',
   /** none: the worker alone serves all best */
@@ -71,7 +73,7 @@ export function decide(question: Question): Decision {
   const alone = aloneOf(question);
   const none = (reason: HandOffReason): Decision => ({
     ...{ reason, split: undefined, expected: alone, alone },
-    isLacking: decode.role === 'decode' && isLack(reason) && isWanted(question, alone),
+    isLacking: decode.role === 'decode' && lacks.has(reason) && isWanted(question, alone),
   });
   if (mode === 'never') return none('never');
   const full = Math.floor((tokens - 1) / blockTokens);
@@ -126,17 +128,23 @@ function isWanted(question: Question, alone: Expected): boolean {
 const pays = (split: Expected, alone: Expected): boolean =>
   split.misses < alone.misses || (split.misses === alone.misses && split.costS < alone.costS * margin);
 
-const isLack = (reason: HandOffReason): boolean =>
-  reason === 'no-prefill-worker' || reason === 'other-revision' || reason === 'no-node' || reason === 'prefill-busy';
+const lacks: ReadonlySet<HandOffReason> = new Set([
+  ...(['no-prefill-worker', 'other-revision', 'no-node', 'prefill-too-small', 'prefill-busy'] as const),
+]);
 
 /** Those that may compute for the decode side; the reason where there is none. */
-function candidatesOf({ decode, others, legsPerWorker, legsLeft }: Question): readonly [Side[], HandOffReason] {
+function candidatesOf(question: Question): readonly [Side[], HandOffReason] {
+  const { decode, others, legsPerWorker, legsLeft, tokens, blockTokens } = question;
   let found = others.filter(({ number, role, isReady }) => isReady && role !== 'decode' && number !== decode.number);
   if (found.length === 0) return [found, 'no-prefill-worker'];
   found = found.filter(({ revision, identity }) => revision === decode.revision && identity === decode.identity);
   if (found.length === 0) return [found, 'other-revision'];
   found = decode.node === null ? [] : found.filter(({ node }) => node !== null);
   if (found.length === 0) return [found, 'no-node'];
+  // As engines refuse it, also where the prompt alone is asked for: with room for a token behind it, and without the null block.
+  const blocks = Math.ceil((tokens + 1) / blockTokens);
+  found = found.filter(({ totalBlocks }) => totalBlocks === 0 || blocks < totalBlocks);
+  if (found.length === 0) return [found, 'prefill-too-small'];
   found = legsLeft < 1 ? [] : found.filter(({ legs }) => legs < legsPerWorker);
   return [found, 'prefill-busy'];
 }

@@ -23,7 +23,7 @@ import type { Transfer } from './link-rate.ts';
 export const shortfalls = [
   /** the prefill worker ended the call, or its connection was lost */
   'prefill-died',
-  /** it refused: it is full, or drains */
+  /** it refused: it is full, or drains, or does not serve such a request */
   'prefill-refused',
   /** it had no further block for too long */
   'prefill-stalled',
@@ -340,5 +340,7 @@ export class HandOff {
 /** Of a leg: workers tell requests apart by it. */
 const legId = (requestId: string, number: number): string => `${requestId}-prefill-${number}`;
 
+const refusals: ReadonlySet<string> = new Set(['BUSY', 'TOO_LONG', 'REQUEST']);
+
 const shortfallOf = ({ code, retry }: KvError): Shortfall =>
-  code === 'BUSY' || (code === 'CANCELLED' && retry) ? 'prefill-refused' : 'prefill-died';
+  refusals.has(code) || (code === 'CANCELLED' && retry) ? 'prefill-refused' : 'prefill-died';

@@ -99,3 +99,55 @@ it('who came late is a reason to refuse, not for ever: one is let in again, and 
   vi.advanceTimersByTime(10_000);
   await ask(200);
 });
+
+it.each([
+  ['nothing', 0],
+  ['a few blocks', 10],
+  ['all blocks', 512],
+])('a prefill worker that holds %s of the prompt may be as late as its queue makes it', async (_, held) => {
+  vi.useFakeTimers({ toFake: ['performance', 'setTimeout', 'clearTimeout'] });
+  const workers = new FakeWorkers();
+  const [decode] = [workers.add('d'), workers.add('p')];
+  for (const [at, role] of (['decode', 'prefill'] as const).entries()) {
+    const facts = { ...workers.all[at]!.facts!, maxStepTokens: 512 };
+    Object.assign(workers.all[at]!, { record: recordOf(role, { role, node: `n${at}` }), facts });
+  }
+  // Three seconds of work before it.
+  Object.assign(workers.all[1]!.load, { prefillTokensPerS: 2_000, stepS: 0.01, tokensAhead: 6_000, waiting: 2 });
+  const streams = new Map<number, { onEvent: OnEvent; end: () => void; signal: AbortSignal }>();
+  const engines = {
+    workers: () => workers.all,
+    sent: (...sent: Parameters<FakeWorkers['sent']>) => workers.sent(...sent),
+    engine: () => ({ changeHandOff: async () => true, tellFirstToken: async () => true }),
+    follow: (number: number, _request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent) =>
+      new Promise<void>((resolve, reject) => {
+        streams.set(number, { onEvent, end: resolve, signal });
+        signal.addEventListener('abort', () => reject(signal.reason), { once: true });
+      }),
+  } as unknown as HandOffEngines;
+  const byMedium = (blocks: number): Int32Array => Int32Array.of(blocks, 0, 0, 0, 0, 0, 0, 0);
+  const heldBy = (number: number) => ({ blocks: number === 1 ? held : 0, byMedium: byMedium(number === 1 ? held : 0) });
+  const holdings = { match: (_model: string, _keys: unknown, numbers: readonly number[]) => numbers.map(heldBy) };
+  const logger = createLogger('test', 'silent');
+  const handOffs = new HandOffs({ engines, holdings, logger, limits: { split: 'always' } });
+  const choice = { worker: decode!, share: { requestId: 'r', tokensAhead: 0, blocks: 0, loadS: 0 } };
+  const told: (string | undefined)[] = [];
+  const run = handOffs.follow(
+    choice as unknown as Parameters<HandOffs['follow']>[0],
+    { ...asked, tokens: 512 * 16 + 1, keys: new Int32Array(1_024), arrivedMs: performance.now() },
+    greedy({ requestId: 'r' }),
+    new AbortController().signal,
+    () => {},
+    ({ degraded }) => void told.push(degraded),
+  );
+  streams.get(0)!.onEvent(event({ handOff: { localBlocks: 0, readyBlocks: 0 } }));
+  const prefill = streams.get(1)!;
+  await vi.advanceTimersByTimeAsync(3_300);
+  expect(prefill.signal.aborted).toBe(false);
+  prefill.onEvent(event({ handOff: { localBlocks: 0, readyBlocks: 512 }, finishReason: 'prefilled' }));
+  prefill.end();
+  streams.get(0)!.onEvent(event({ tokenIds: [1], finishReason: 'length' }));
+  streams.get(0)!.end();
+  await run;
+  expect(told).toEqual([undefined]);
+});

@@ -6,7 +6,7 @@
  *     token(w)     = 1 ÷ prefill rate + step(w) ÷ chunk(w)                     the latter only while streams run there
  *     begins(w)    = max(tokens ahead × token(w), rest of the step, loads ahead, room)
  *     alone        = max(begins(D), loads ahead + bring) + uncached(D) × token(D) + step(D)
- *     computed(b)  = begins(P) + (b - held(P)) × token(P)                                  0 where P holds all b blocks
+ *     computed(b)  = begins(P) + (b - held(P)) × token(P)                                  also what P holds it says in a step of its own
  *     stepped(b)   = √((b - held(P)) × link × step without tokens(P) × (1 + waiting))     blocks of one step of P; no more than it takes
  *     arrived(b)   = max((pending + b - held(D)) ÷ link, computed(b) + its last step's blocks ÷ link)
  *     split(b)     = max(arrived(b), begins(D)) + (tokens - b blocks) × token(D) + step(D)
@@ -44,7 +44,7 @@ export interface SplitTimes extends AloneTimes {
   /** Prompt tokens that are left for the decode side, and how long it computes them. */
   readonly tail: number;
   readonly tailS: number;
-  /** Seconds until the first block can be there, and the last one. */
+  /** Seconds until the prefill side can say that a block is there, and until the last one is. */
   readonly firstS: number;
   readonly arrivedS: number;
   /** Nobody waits for the computing: to bring all over takes longer than until all is computed, and its last step is there. */
@@ -85,16 +85,14 @@ export function splitTimes(
   const stepBlocks = travels === 0 ? 0 : stepBlocksOf(prefill, toCompute, link, most);
   const moreSteps = stepBlocks === 0 ? 0 : Math.ceil(toCompute / stepBlocks) - Math.ceil(toCompute / most);
   const computeS = computes * tokenS(question, prefill) + moreSteps * prefill.prefillStepS;
-  const startS = computes === 0 ? 0 : beginsS(question, prefill, false);
+  const startS = beginsS(question, prefill, false);
   const earlyS = startS + computeS;
   const lastBlocks = Math.min(stepBlocks || most, toCompute, travels);
   const wireS = travels === 0 ? 0 : (pendingBlocks + travels) / link;
   const computedS = earlyS + lastBlocks / link;
   const arrivedS = Math.max(wireS, computedS);
-  const firstS =
-    toCompute === blocks
-      ? startS + Math.min(toCompute * blockTokens, (stepBlocks || most) * blockTokens) * tokenS(question, prefill)
-      : 0;
+  // Of what it holds it says nothing before: that lies in its engine, and its node is offered it with the first step.
+  const firstS = startS + Math.min(toCompute, stepBlocks || most) * blockTokens * tokenS(question, prefill);
   const tailS = tail * tokenS(question, decode);
   const lastS = tailS + stepS(decode);
   const isLong = tail > blockTokens;

@@ -9,11 +9,14 @@ import type { WorkerMetrics } from './metrics.ts';
 
 let outputs: OnOutput[];
 let noted: string[];
+/** Of answers, as they are counted. */
+let tokens: number;
 let refusal: KvError | undefined;
 let generations: Generations;
 beforeEach(() => {
   outputs = [];
   noted = [];
+  tokens = 0;
   refusal = undefined;
   const engine = {
     submit: (_: Asked, onOutput: OnOutput) => {
@@ -27,13 +30,21 @@ beforeEach(() => {
   const note = (what: string) => (sender: string, number: number) => void noted.push(`${what} ${sender} ${number}`);
   const watches = { taken: note('taken'), begun: note('begun'), over: note('over') } as Partial<LoadWatches>;
   const ignore = (): void => {};
-  const metrics = { observeEnd: ignore, observeTokens: ignore, observeFirstToken: ignore } as Partial<WorkerMetrics>;
+  const observeTokens = (count: number): void => {
+    tokens += count;
+  };
+  const metrics = { observeEnd: ignore, observeTokens, observeFirstToken: ignore } as Partial<WorkerMetrics>;
   generations = new Generations({ engine, watches: watches as LoadWatches, metrics: metrics as WorkerMetrics });
 });
 
-const begin = (sentNumber?: number) =>
+const begin = (sentNumber?: number, part: Partial<GenerateRequest> = {}) =>
   generations.begin(
-    { requestId: 'r', promptTokenIds: [1], ...(sentNumber && { sender: 'me', sentNumber }) } as GenerateRequest,
+    {
+      requestId: 'r',
+      promptTokenIds: [1],
+      ...(sentNumber && { sender: 'me', sentNumber }),
+      ...part,
+    } as GenerateRequest,
     () => {},
   );
 const output = (part: Partial<Output>): Output => ({ tokenIds: [], finishReason: '', ...part });
@@ -61,4 +72,14 @@ it('one that is refused was never here, and one without a number is not named', 
   refusal = new KvError('BUSY', 'full');
   begin(7);
   expect(noted.filter((line) => !line.startsWith('over'))).toEqual([]);
+});
+
+it('a token that is drawn for another worker’s answer counts where that answer is given', () => {
+  begin(7, { prefillOnly: { blocks: 1, stepBlocks: 0, draws: true } });
+  outputs[0]!(output({ tokenIds: [5] }));
+  outputs[0]!(output({ handOff: { localBlocks: 0, readyBlocks: 1 }, finishReason: 'prefilled' }));
+  expect([tokens, noted]).toEqual([0, ['taken me 7', 'over me 7']]);
+  begin(8, { handOff: { blocks: 1, stallMs: 1, deadlineMs: 1 } });
+  outputs[1]!(output({ tokenIds: [5, 6], finishReason: 'length' }));
+  expect(tokens).toBe(2);
 });

@@ -69,8 +69,19 @@ it('refuses what is too much or cannot be, and asks nobody where there is no nod
     'REQUEST',
     'REQUEST',
   ]);
-  expect([{ promptTokenIds: [1, 2, 3] }, {}, {}, {}].map(codeOf)).toEqual([0, 2, 2, 'BUSY']);
+  expect([{ promptTokenIds: [1, 2, 3] }, {}].map(codeOf)).toEqual([0, 2]);
   node.attached = false;
   expect(codeOf({})).toBe(0);
-  expect(node.asked.length).toBe(2);
+  expect(node.asked.length).toBe(1);
+});
+
+it('of too many the oldest gives way, and no other, nor to what asks the node for nothing', () => {
+  const node = new Node();
+  const prefetches = made(node);
+  for (let i = 0; i < 4; i++) expect(prefetches.begin(asked({ cacheSalt: `${i}` }))).toBe(2);
+  expect(prefetches.begin(asked({ promptTokenIds: [1, 2, 3] }))).toBe(0);
+  const names = node.asked.map(({ id }) => id);
+  expect([names.length, node.forgotten, prefetches.open]).toEqual([4, names.slice(0, 2), 2]);
+  vi.advanceTimersByTime(1_000);
+  expect([node.forgotten, prefetches.open]).toEqual([names, 0]);
 });

@@ -2,6 +2,9 @@
  * Prefixes that a coordinator expects this worker to be asked for: their blocks are brought into its cache node's arena, behind all that
  * requests wait for. Nothing is computed, and nothing of the engine is held.
  *
+ * Nobody says when the blocks of one are there, so each counts until its deadline. Where there are too many, the oldest gives way: what it
+ * was to bring is there most likely, and a newer guess is the better one.
+ *
  * Invariants: at most `maxOpen` at once; each is called off at its deadline, whatever has become of it.
  */
 import { KvError } from '@kvtier/errors';
@@ -43,7 +46,7 @@ export class PrefixPrefetches {
     return this.#open.size;
   }
 
-  /** How many blocks the node was asked for; 0: there is none. @throws KvError REQUEST, BUSY */
+  /** How many blocks the node was asked for; 0: there is none. @throws KvError REQUEST */
   begin({ promptTokenIds, cacheSalt, deadlineMs }: PrefetchAsked): number {
     const { connector, hasher, vocabSize, maxTokens } = this.#options;
     const count = promptTokenIds.length;
@@ -54,11 +57,10 @@ export class PrefixPrefetches {
     for (const id of promptTokenIds)
       if (id >= vocabSize) throw new KvError('REQUEST', `prefetch: token ${id} is not in the vocabulary`);
     if (!connector.attached) return 0;
-    if (this.#open.size >= this.#maxOpen)
-      throw new KvError('BUSY', `prefetch: ${this.#maxOpen} are under way; try again later`, { retry: true });
     const hashes = new SequenceHashes(hasher, cacheSalt ? { cacheSalt } : {});
     hashes.append(Uint32Array.from(promptTokenIds));
     if (hashes.blockCount === 0) return 0;
+    if (this.#open.size >= this.#maxOpen) this.#end(this.#open.keys().next().value!);
     const name = `prefetch#${this.#count++}`;
     connector.prefetch(name, hashes.packed, 0);
     this.#open.set(

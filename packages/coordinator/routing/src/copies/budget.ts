@@ -1,6 +1,7 @@
 /**
  * What copies ahead may cost: so many bytes a second on average, so many copies at once. A copy begins when the bytes of those before it
- * have been paid for: one that is larger than a second's bytes goes, too, and those after it wait for longer.
+ * have been paid for: one that is larger than a second's bytes goes, too, and those after it wait for longer. One of which nothing was
+ * copied costs nothing.
  */
 export interface BudgetOptions {
   /** 0: nothing is copied. */
@@ -13,7 +14,7 @@ export class Budget {
   #underWay = 0;
   #owedBytes = 0;
   #atMs = 0;
-  /** Bytes of all copies that began. */
+  /** Bytes of all copies that ended, and were worth their price. Only grows. */
   bytes = 0;
 
   constructor(options: BudgetOptions) {
@@ -39,10 +40,17 @@ export class Budget {
   begun(bytes: number): void {
     this.#underWay++;
     this.#owedBytes += bytes;
+  }
+
+  /** One of those that began, of so many bytes. */
+  ended(bytes: number): void {
+    this.#underWay--;
     this.bytes += bytes;
   }
 
-  ended(copies: number): void {
-    this.#underWay -= copies;
+  /** One of those that began, and nothing was copied. */
+  unused(bytes: number): void {
+    this.#underWay--;
+    this.#owedBytes = Math.max(this.#owedBytes - bytes, 0);
   }
 }

@@ -195,3 +195,36 @@ it('keeps to its budget: copies at once, and bytes a second', () => {
   off.ask(200, 4);
   expect(off.look()).toEqual([]);
 });
+
+it.each<[string, (world: World, copy: Copy<number>) => unknown]>([
+  ['refused', (world, copy) => world.planner.refused(copy, world.nowMs)],
+  ['whose worker left', (world, { worker }) => world.planner.left(worker)],
+])('a copy %s costs nothing: the next one goes at once, and its bytes do not count', (_, ends) => {
+  const world = new World(9, { bytesPerS: 6_400 });
+  world.held[0] = 64;
+  world.ask(200, 4);
+  const [copy] = world.look(); // 64,000 bytes: ten seconds' worth
+  world.ask(200, 1);
+  expect(world.look()).toEqual([]);
+  ends(world, copy!);
+  const [next] = world.look();
+  expect([world.budget.bytes, world.budget.underWay]).toEqual([0, 1]);
+  world.held[next!.worker] = 64;
+  world.look();
+  expect([world.ends, world.budget.bytes, world.budget.underWay]).toEqual([['came'], 64_000, 0]);
+});
+
+it('says until when it waits for a copy, and gives it up then', () => {
+  const world = new World(2);
+  world.held[0] = 64;
+  world.ask(30, 4);
+  const [copy] = world.look();
+  // 64 blocks at 10,000 a second, four times, and two seconds.
+  expect(copy!.withinMs).toBeCloseTo(2_025.6, 6);
+  world.nowMs += copy!.withinMs;
+  world.look();
+  expect(world.ends).toEqual([]);
+  world.nowMs += 1;
+  world.look();
+  expect(world.ends).toEqual(['late']);
+});

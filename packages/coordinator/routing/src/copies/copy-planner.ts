@@ -38,6 +38,8 @@ export interface Copy<T> {
   /** Whole blocks from the root on; of these, those that it has to bring in. */
   readonly blocks: number;
   readonly brings: number;
+  /** It counts as late then, and need not go on. */
+  readonly withinMs: number;
   readonly kept: T;
 }
 
@@ -53,6 +55,7 @@ interface Kept<T> {
 interface Open<T> extends Copy<T> {
   readonly request: RoutedRequest;
   readonly untilMs: number;
+  readonly bytes: number;
 }
 
 /** Of a prefix, what counts as holding it. */
@@ -116,7 +119,7 @@ export class CopyPlanner<T> {
     for (const place of this.#failed.keys()) if (place.startsWith(`${worker} `)) this.#failed.delete(place);
     const gone = this.#open.filter((copy) => copy.worker === worker);
     this.#open = this.#open.filter((copy) => copy.worker !== worker);
-    this.#options.budget.ended(gone.length);
+    for (const { bytes } of gone) this.#options.budget.unused(bytes);
     return gone;
   }
 
@@ -125,14 +128,15 @@ export class CopyPlanner<T> {
     const open = this.#open.find((one) => one === copy);
     if (open === undefined) return false;
     const { waitMs } = this.#failed.get(placeOf(open)) ?? { waitMs: refusedMs / 2 };
-    this.#end(open);
+    this.#open = this.#open.filter((one) => one !== open);
+    this.#options.budget.unused(open.bytes);
     this.#failedThere(open, nowMs, Math.min(2 * waitMs, againMs));
     return true;
   }
 
   /** What is under way counts no more. */
   close(): void {
-    this.#options.budget.ended(this.#open.length);
+    for (const { bytes } of this.#open) this.#options.budget.ended(bytes);
     this.#open = [];
   }
 
@@ -149,9 +153,9 @@ export class CopyPlanner<T> {
     const { budget } = this.#options;
     if (!budget.mayBegin(nowMs)) return begun;
     for (const { prefix, perS } of this.#hottest(nowMs)) {
-      const copy = this.#copyOf(prefix, perS, statesFor, nowMs);
+      const copy = this.#copyOf(prefix, perS, statesFor, nowMs, blockBytes);
       if (copy === undefined) continue;
-      budget.begun(copy.brings * blockBytes);
+      budget.begun(copy.bytes);
       this.#open.push(copy);
       begun.push(copy);
       if (!budget.mayBegin(nowMs)) break;
@@ -168,7 +172,13 @@ export class CopyPlanner<T> {
     return hottest.sort((a, b) => b.gain - a.gain).slice(0, maxLooked);
   }
 
-  #copyOf(prefix: Prefix<Kept<T>>, perS: number, statesFor: StatesFor, nowMs: number): Open<T> | undefined {
+  #copyOf(
+    prefix: Prefix<Kept<T>>,
+    perS: number,
+    statesFor: StatesFor,
+    nowMs: number,
+    blockBytes: number,
+  ): Open<T> | undefined {
     const { keys, blockTokens, value } = prefix.kept!;
     const { blocks } = prefix;
     const request = { tokens: blocks * blockTokens, blockTokens, maxTokens: 1, keys, session: '' };
@@ -211,8 +221,11 @@ export class CopyPlanner<T> {
     if (!isNew && (holders >= needed || (perS * horizonS) / (holders + 1) < leastUses)) return undefined;
     const worker = isNew ? fitsNew! : fits;
     const brings = states[worker]!.remoteBlocks;
-    const untilMs = nowMs + graceMs + patience * 1000 * (bringOf(states[worker]!, blockTokens) ?? 0);
-    return { worker, why: isNew ? 'new' : 'hot', blocks, brings, kept: value, request, untilMs };
+    const withinMs = graceMs + patience * 1000 * (bringOf(states[worker]!, blockTokens) ?? 0);
+    return {
+      ...{ worker, why: isNew ? 'new' : 'hot', blocks, brings, withinMs, kept: value, request },
+      ...{ untilMs: nowMs + withinMs, bytes: brings * blockBytes },
+    };
   }
 
   #mayBring(worker: number, id: string, nowMs: number): boolean {
@@ -239,7 +252,7 @@ export class CopyPlanner<T> {
 
   #end(copy: Open<T>): void {
     this.#open = this.#open.filter((open) => open !== copy);
-    this.#options.budget.ended(1);
+    this.#options.budget.ended(copy.bytes);
   }
 
   #failedThere(copy: Open<T>, nowMs: number, waitMs: number): void {
