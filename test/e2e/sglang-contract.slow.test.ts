@@ -2,7 +2,7 @@
 import { it } from 'vitest';
 import { runs } from './python.ts';
 
-it('its parts by themselves', () => runs('test_sglang_parts'));
+it('its parts by themselves', () => runs('test_sglang_parts test_sglang_names'));
 it('every layout of a host pool, ranks, tensors and pools beside the KV: what one engine stored another loads', () =>
   runs('test_sglang_storage.Shapes'));
 it('after a flush or a clear nothing older is loaded', () => runs('test_sglang_flushes.Generations'));

@@ -6,9 +6,10 @@ import os
 import signal
 import time
 import unittest
+from unittest import mock
 
 import kvtier
-from rig import NAMESPACE, PAYLOAD_BYTES, NodeCase, chain, until
+from rig import NAMESPACE, PAYLOAD_BYTES, Engine, NodeCase, chain, until
 
 
 class StoresAndLoads(NodeCase):
@@ -142,6 +143,69 @@ class Reservations(NodeCase):
         self.assertEqual(reservation.error and reservation.error.code, "DEADLINE")
         node.send(signal.SIGCONT)
         until("its slots are free", lambda: other.session.attachment and other.store(hashes, [0, 1]) == 2)
+
+
+class Closing(NodeCase):
+    """One of several sessions of a process is closed: all of them hold one lock, and it ends with the process."""
+
+    def free(self, engine: Engine) -> bool:
+        """Nothing is in use, nor in quarantine, nor was it."""
+        stats = engine.session.stats(deadline_s=5)
+        until("stats", lambda: stats.done)
+        counted = stats.result()
+        self.assertEqual(counted.get("quarantine.sessions", 0), 0)
+        return counted["session.open"] == 1
+
+    def test_what_is_settled_after_a_close_is_given_back_and_nothing_is_committed(self) -> None:
+        node = self.node(disk_bytes=None)
+        other = self.engine(node)
+        ways = {"a commit": lambda one: one.commit(one.open, [1] * len(one.open)), "an abort": lambda one: one.abort()}
+        for name, settle in ways.items():
+            hashes = chain(name, 20)
+            engine = self.engine(node)
+            attachment = engine.attached()
+            reservation = engine.reserve(b"", hashes)
+            self.assertEqual(reservation.status, [kvtier.RESERVED] * 20)
+            self.assertFalse(engine.session.close(0.0))
+            self.assertIsNone(engine.session.attachment)
+            self.assertEqual((attachment.alive, attachment.usable), (False, False))
+            late = engine.session.lookup(hashes)
+            self.assertEqual((late.done, late.error and late.error.code), (True, "DISCONNECTED"))
+            self.assertEqual(other.reserve(b"", hashes).status, [kvtier.BUSY] * 20)
+            settle(reservation)
+            self.assertEqual(reservation.open, [])
+            until("its session ends", lambda engine=engine: engine.session.close(0.1), 2)
+            until("nothing is left of it", lambda: self.free(other), 2)
+            again = other.reserve(b"", hashes)
+            self.assertEqual(again.status, [kvtier.RESERVED] * 20, name)
+            again.abort()
+
+    def test_a_lease_is_given_back_after_a_close(self) -> None:
+        node = self.node(disk_bytes=None)
+        other, engine = self.engine(node), self.engine(node)
+        hashes = chain("z", 3)
+        engine.store(hashes, [0, 1, 2])
+        load = engine.session.load(hashes, deadline_s=5)
+        until("the load ends", lambda: load.done)
+        self.assertFalse(engine.session.close(0.0))
+        self.assertFalse(self.free(other))
+        load.release()
+        until("its session ends", lambda: engine.session.close(0.1), 2)
+        until("nothing is left of it", lambda: self.free(other), 2)
+
+    def test_what_is_never_settled_is_waited_for_no_longer_than_that(self) -> None:
+        node = self.node(disk_bytes=None)
+        other, engine = self.engine(node), self.engine(node)
+        engine.reserve(b"", chain("y", 3))
+        with mock.patch("kvtier.session.DRAIN_LIMIT_S", 0.2):
+            until("its session ends", lambda: engine.session.close(0.1))
+
+        def kept() -> bool:
+            stats = other.session.stats(deadline_s=5)
+            until("stats", lambda: stats.done)
+            return stats.result().get("quarantine.sessions") == 1
+
+        until("the node keeps its slots aside", kept)
 
 
 class Deaths(NodeCase):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rig import until
+from rig import Node, until
 
 from engine_case import EngineCase, prompts
 from engine_memory import Tensor
@@ -358,6 +358,35 @@ class Resets(EngineCase):
             until("what was copied is held", lambda: any(self.held(second, one) for one in engine.done.values()))
             self.assertEqual(self.serve(second, prompts(3), 9), wanted)
             self.assertEqual(self.serve(engine, prompts(3), 9), wanted)
+
+    def test_resets_keep_nothing_aside_at_the_node(self) -> None:
+        """Twenty rounds of a trainer: the last stores of each are planned, and not told yet, when it resets."""
+        node = Node(disk_bytes=None)
+        self.addCleanup(node.remove)
+        node.start()
+        engine = self.play(node, self.own(Shape()))
+
+        def counted() -> dict[str, int]:
+            (session,) = engine.connector._scheduler._node._sessions
+            asked = session.stats(deadline_s=5)
+            until("stats", lambda: asked.done)
+            return asked.result()
+
+        unsettled = 0
+        for number in range(20):
+            for one, text in enumerate(prompts(4, seed=number + 1)):
+                engine.add(f"{number}-{one}", text, 4)
+            while engine.requests:
+                engine.step()
+            unsettled += any(not one.drained(0) for one in engine.connector._scheduler._node.attached().attachments)
+            engine.pool.reset_prefix_cache()
+            self.assertTrue(engine.connector.reset_cache())
+            engine.run()
+            self.check(engine)
+            self.attach(engine)
+        self.assertGreater(unsettled, 0)
+        until("one session is left", lambda: counted()["session.open"] == 1)
+        self.assertEqual(counted().get("quarantine.sessions", 0), 0)
 
     def test_what_may_still_be_copied_stays_held(self) -> None:
         """Workers of other processes cannot be asked; and a copy that does not end is not waited for any longer than it may be.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import inspect
+import os
 import unittest
 from dataclasses import replace
 from typing import Any, Callable, Iterator
@@ -13,9 +16,13 @@ import offload_double
 offload_double.install()
 
 from engine_case import EngineCase, prompts  # noqa: E402
-from engine_parts import Shape  # noqa: E402
+from engine_parts import GroupShape, Shape  # noqa: E402
 from engine_play import Engine  # noqa: E402
 from rig import until  # noqa: E402
+from kvtier.retries import Pauses  # noqa: E402
+from kvtier.session import Session  # noqa: E402
+from kvtier.vllm import identity  # noqa: E402
+from kvtier.vllm import node as node_module  # noqa: E402
 from kvtier.vllm.claims import Claims  # noqa: E402
 from kvtier.vllm.connector import KvtierConnector  # noqa: E402
 from kvtier.vllm.offload_scheduler import Manager, OffloadHalf  # noqa: E402
@@ -219,6 +226,56 @@ class Guards(EngineCase):
                     self.assertTrue(getattr(made, "is_harmless", False), f"{boundary.__name__}.{name}")
         for name in ("submit_store", "submit_load", "wait", "shutdown"):
             self.assertTrue(vars(OffloadWorker)[name].is_harmless, name)
+
+
+class Starts(EngineCase):
+    """What the system refuses at the start is asked for again: it is nobody's fault, and no callback's."""
+
+    def quick(self) -> list[float]:
+        """Pauses take no time, and are told."""
+        asked: list[float] = []
+
+        class Quick(Pauses):
+            def take(self) -> float:
+                asked.append(super().take())
+                return 0.0
+
+        self.enterContext(mock.patch.object(node_module, "Pauses", Quick))
+        return asked
+
+    def test_a_file_system_that_is_away_is_asked_again_until_it_is_back(self) -> None:
+        asked, content = self.quick(), hashlib.sha256(os.urandom(16)).digest()
+
+        def digest(*_args: Any) -> bytes:
+            if len(asked) < 40:
+                raise OSError(errno.ESTALE, "Stale file handle", "/models/m")
+            return content
+
+        self.enterContext(mock.patch.object(node_module, "weights_digest", digest))
+        self.enterContext(mock.patch.object(identity, "weight_folders", lambda _config: ["/models/m"]))
+        with self.assertLogs("kvtier.vllm", "WARNING") as logs:
+            engine = self.play(self.shared(), Shape(options={"weights_digest": ""}))
+        self.assertEqual(len([line for line in logs.output if "Stale file handle" in line]), 1)
+        self.assertEqual((asked[:7], set(asked[5:]), len(asked)), ([1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0], {30.0}, 40))
+        self.serve(engine, prompts(2))
+        self.assertFalse(engine.connector.troubles.stopped)
+
+    def test_of_sessions_that_the_system_refused_none_is_left(self) -> None:
+        self.quick()
+        made: list[Session | None] = []
+
+        def session(*args: Any, **kwargs: Any) -> Session:
+            if len(made) == 1:
+                made.append(None)
+                raise OSError(errno.EMFILE, "Too many open files")
+            made.append(Session(*args, **kwargs))
+            return made[-1]
+
+        self.enterContext(mock.patch.object(node_module, "Session", session))
+        engine = self.play(self.shared(), self.own(Shape([GroupShape(), GroupShape("window", window=9)], blocks=160)))
+        self.assertEqual(engine.connector._scheduler._node._sessions, tuple(made[2:]))
+        until("the first has ended", lambda: made[0].close(0.1))
+        self.check(engine)
 
 
 if __name__ == "__main__":

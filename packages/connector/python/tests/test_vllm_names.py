@@ -110,6 +110,62 @@ class Names(unittest.TestCase):
                 named[one] = name
         self.assertEqual(Engine().names(), Engine(version="0.27.9").names())  # within a minor version all share
 
+    def model(self, hf: dict[str, Any], longest: Any, draft: Any = None, **more: Any) -> bytes:
+        configured = types.SimpleNamespace(to_dict=lambda: hf)
+        model = types.SimpleNamespace(hf_config=configured, dtype="torch.bfloat16", quantization=None, max_model_len=longest, **more)
+        speculative = None
+        if draft is not None:
+            of_draft = types.SimpleNamespace(hf_config=types.SimpleNamespace(to_dict=lambda: draft))
+            speculative = types.SimpleNamespace(method="eagle", draft_model_config=of_draft)
+        return identity.model_digest(types.SimpleNamespace(model_config=model, speculative_config=speculative), b"w" * 32, b"")
+
+    def test_what_vllm_decides_by_the_longest_request(self) -> None:
+        long = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+        said = {**long, "original_max_position_embeddings": 4096}
+        configs: dict[str, dict[str, Any]] = {
+            "as Phi-3 has it": {"model_type": "phi3", "original_max_position_embeddings": 4096, "rope_scaling": long},
+            "by its first name": {"rope_scaling": {**said, "rope_type": None, "type": "su"}},
+            "in itself": {"rope_parameters": said},
+            "by kinds of layers": {"rope_parameters": {"full_attention": said, "sliding_attention": {"rope_type": "default"}}},
+            "in a text's configuration": {"text_config": {"original_max_position_embeddings": 4096, "rope_scaling": long}},
+        }
+        for name, hf in configs.items():
+            with self.subTest(name):
+                short, at, above, longer = (self.model(hf, longest) for longest in (2048, 4096, 4097, 131072))
+                self.assertEqual((short, above), (at, longer))
+                self.assertNotEqual(at, above)
+                self.assertNotEqual(self.model({"layers": 1}, 4096, hf), self.model({"layers": 1}, 8192, hf))
+        unknown = {"rope_scaling": long}
+        self.assertEqual(len({self.model(unknown, longest) for longest in (2048, 4096, 8192)}), 3)
+        # Fitted to the memory, after the model was made: what it was made with is the same in all of these.
+        hf = configs["as Phi-3 has it"]
+        self.assertEqual(self.model(hf, 3000, original_max_model_len=-1), self.model(hf, 5000, original_max_model_len=-1))
+
+        tempered = {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}
+        self.assertEqual(self.model(tempered, 8192), self.model(tempered, 32768))
+        self.assertNotEqual(self.model(tempered, 32768), self.model(tempered, 32769))
+        by_hand = [
+            self.model(tempered, longest, try_get_generation_config=lambda: {"attn_temperature_tuning": False}, override_generation_config=over)
+            for longest, over in ((8192, {}), (99999, {}), (8192, {"attn_temperature_tuning": True}))
+        ]
+        self.assertEqual([one == by_hand[0] for one in by_hand], [True, True, False])
+
+        dynamic = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 8192}
+        self.assertNotEqual(self.model({"model_type": "plamo3", **dynamic}, 2048), self.model({"model_type": "plamo3", **dynamic}, 4096))
+        self.assertEqual(self.model({"model_type": "internlm2", **dynamic}, 2048), self.model({"model_type": "internlm2", **dynamic}, 4096))
+
+    def test_of_other_models_it_is_no_part(self) -> None:
+        """What was stored under these names is found."""
+        llama = {
+            "model_type": "llama", "max_position_embeddings": 131072,
+            "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
+        }
+        for hf, golden in (
+            (llama, "c988a1cfa4f9e50516dc6ffe30fabc4672f9020993c6b1e0561bc80b0bd0ac5f"),
+            ({"layers": 2}, "31ebb975e771fe35c6da898ef98feaaa728f6e054eaf59fe57d5b60e3992d6e5"),
+        ):
+            self.assertEqual({self.model(hf, longest).hex() for longest in (4096, 131072, None)}, {golden})
+
     def test_ranks(self) -> None:
         """Heads of their own, or replicated: the number of ranks is part of the name; a latent is the same in all of them."""
         whole, split = Engine().names(), Engine(tp=2).names()

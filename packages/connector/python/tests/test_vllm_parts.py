@@ -19,6 +19,8 @@ os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
 from engine_memory import LAYOUTS, Storage, Tensor, contiguous, make_layers
 from engine_parts import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from kvtier.vllm import layouts
+from kvtier.vllm import options as options_module
+from kvtier.vllm.claims import Claims
 from kvtier.vllm.connector import KvtierConnector
 from kvtier.vllm.device import Device
 from kvtier.errors import KvError
@@ -28,6 +30,7 @@ from kvtier.vllm.guard import TROUBLES_TO_STOP, Troubles, harmless
 from kvtier.vllm.hints import Hints
 from kvtier.vllm.known import Known
 from kvtier.vllm.messages import KvtierWorkerMetadata, Part, Rank, StorePlan, packed
+from kvtier.vllm.staging import _Leased
 from kvtier.vllm.stats import COUNTERS, GAUGES, KvtierPromMetrics, KvtierStats, Since
 from kvtier.vllm.store_jobs import StoreJobs
 from kvtier.vllm.tiers import Tiers
@@ -152,6 +155,57 @@ class Groups(unittest.TestCase):
             wanted = max((end for end in range(local, limit + 1, align) if brings(end)), default=local)
             ranges = [ranges_of([("arena" if flag else "", 1) for flag in flags], len(flags)) for flags in held]
             self.assertEqual(Prefixes(groups).longest(ranges, local, limit), max(wanted, local))
+
+    def test_a_chain_with_many_holes_is_gone_through_once(self) -> None:
+        """131072 tokens, a third of the blocks lost: ranges are looked at a few times each, and not once for each end of a block."""
+
+        class Counted(list[tuple[int, int]]):
+            looked = 0
+
+            def __getitem__(self, index: Any) -> Any:
+                self.looked += 1
+                return super().__getitem__(index)
+
+            def __iter__(self) -> Any:
+                for one in super().__iter__():
+                    self.looked += 1
+                    yield one
+
+        draw = random.Random(2)
+        blocks = 8192
+        for window, kept in ((1024, 0.7), (4096, 0.95), (1024, 0.9)):
+            flags = [draw.random() < kept for _ in range(blocks)]
+            ranges = Counted(ranges_of([("arena" if flag else "", 1) for flag in flags], blocks))
+            self.assertEqual(Prefixes([group(0, 16), group(1, 16, window)]).longest([[(0, blocks)], ranges], 0, 16 * blocks) % 16, 0)
+            self.assertLess(ranges.looked, 5 * len(ranges))
+
+    def test_what_was_found_in_vain_is_not_looked_for_again(self) -> None:
+        """An engine asks at each step for who waits in front of its queue."""
+        options = options_module.parse({"socket": "/s"})
+        claims = Claims(options, [group(0, 4), group(1, 4, 9)], 4, mock.Mock(), {})
+        known = Known("a", [b"a" * 32] * 8, True, True, None)
+        known.lookups = mock.Mock(done=True, spared=False, hashes=8, held=[[(0, 8)], [(0, 1), (4, 5)]])
+        known.offered = [0, 0]
+        request = mock.Mock(num_tokens=33)
+        found = mock.patch.object(Prefixes, "longest", autospec=True, side_effect=Prefixes.longest)
+        with found as longest:
+            for local in (4, 4, 4):
+                self.assertEqual(claims.matched(known, request, local), (0, False))
+            self.assertEqual(longest.call_count, 1)
+            claims.matched(known, request, 8)
+            request.num_tokens = 34
+            claims.matched(known, request, 8)
+            known.held = [[(0, 8)], [(5, 6)]]
+            claims.matched(known, request, 8)
+            self.assertEqual(longest.call_count, 4)
+
+    def test_what_could_not_be_checked_is_not_sound_whatever_else_is_bad(self) -> None:
+        one = _Leased(mock.Mock(), 0)
+        one.load = mock.Mock(ready=20)
+        self.assertEqual(one.sound, 20)
+        for unchecked, bad, sound in ((1 << 62, {7, 10}, 7), (5, set(), 5), (5, {10}, 5), (15, {10}, 10), (5, {30}, 5), (25, {30}, 20)):
+            one.unchecked, one.bad = unchecked, bad
+            self.assertEqual(one.sound, sound)
 
     def test_what_may_be_claimed(self) -> None:
         full, window = group(0, 4), group(1, 4, 9)

@@ -1,6 +1,7 @@
 """One life of a session: what it is attached to, what is on its way there, and what of it is not settled yet.
 
-Invariants: nothing waits here but ``drain`` and ``drained``; a request that cannot be sent has failed when ``send`` comes back.
+Invariants: nothing waits here but ``drained``; a request that cannot be sent has failed when ``send`` comes back. One that was parted
+from takes back what it gave, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from .link import MAX_OUTSTANDING, Exchange, Link
 from .requests import OWED_DEADLINE_S, Request, done_count
 
 ATTACH_DEADLINE_S = 5.0
-#: Copies take milliseconds. After this the next session begins without naming the former, whose slots the node keeps aside.
+#: Copies take milliseconds. After this what is not settled stays in the node's quarantine: the next session does not name the former, and
+#: one that is closed ends.
 DRAIN_LIMIT_S = 30.0
 
 
 class Attachment:
     """One life of the session: a live link, and the arena that offsets are of."""
+
+    #: Its session is closed.
+    parted = False
 
     def __init__(self, link: Link, attached: Any, epoch: int, payload_bytes: int, arena: ArenaRef) -> None:
         self.session: bytes = attached.session
@@ -50,17 +55,21 @@ class Attachment:
 
     @property
     def alive(self) -> bool:
-        return self._link.alive
+        return self._link.alive and not self.parted
 
     @property
     def usable(self) -> bool:
         """The node is there and answers: it may be asked."""
         link = self._link
-        return link.end_reason is None and not link.suspended
+        return link.end_reason is None and not link.suspended and not self.parted
 
     @property
     def suspended(self) -> bool:
         return self._link.alive and self._link.suspended
+
+    def part(self) -> None:
+        """For whoever has it this is its end, but what they give back still reaches the node."""
+        self.parted = True
 
     def next_id(self) -> int:
         return next(self._ids)
@@ -70,6 +79,8 @@ class Attachment:
         link = self._link
         if link.end_reason is not None:
             exchange.on_failure(link.end_reason.again())
+        elif not owed and self.parted:
+            exchange.on_failure(KvError("DISCONNECTED", "the session is closed", retry=True))
         elif not owed and link.suspended:
             exchange.on_failure(KvError("DEADLINE", "the cache node does not answer", retry=True))
         elif not owed and link.outstanding >= MAX_OUTSTANDING:
@@ -114,14 +125,6 @@ class Attachment:
                 return True
             idle = self._idle = threading.Event()
         return wait_s > 0 and idle.wait(wait_s)
-
-    def drain(self, closing: threading.Event) -> bool:
-        """Waits until all of it is settled. When it is not, after ``DRAIN_LIMIT_S``, it stays in the node's quarantine."""
-        until = time.monotonic() + DRAIN_LIMIT_S
-        while not closing.is_set() and time.monotonic() < until:
-            if self.drained(0.1):
-                return True
-        return self.drained(0)
 
 
 def attachment_of(link: Link, attached: Any, payload_bytes: int, arena_folder: str | None) -> tuple[Attachment, int | None]:

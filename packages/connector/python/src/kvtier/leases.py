@@ -158,11 +158,16 @@ class Reservation(Waiting):
         return sorted(self._open)
 
     def commit(self, indexes: Sequence[int], checksums: Sequence[int]) -> Request[int]:
-        """Makes blocks visible whose bytes are written. The value: how many the node took."""
+        """Makes blocks visible whose bytes are written. The value: how many the node took. After its session was closed they are aborted:
+        what was copied from may have been given to others since, where an engine flushed its cache."""
         if len(indexes) != len(checksums) or not self._open.issuperset(indexes):
             raise KvError("CONFIG", "commit: one checksum for each of the blocks that are open")
         fields = {"offsets": [self.offsets[i] for i in indexes], "checksums": list(checksums)}
         request = Request("commit", fields, OWED_DEADLINE_S, "done", done_count)
+        if self.attachment.parted:
+            request.on_failure(KvError("DISCONNECTED", "the session is closed", retry=True))
+            self.abort(indexes)
+            return request
         self.attachment.send(request, owed=True)
         self._close(indexes)
         return request

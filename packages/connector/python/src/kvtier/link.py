@@ -134,6 +134,13 @@ class Link:
     def outstanding(self) -> int:
         return len(self._pending) + len(self._outbox)
 
+    @property
+    def quiet(self) -> bool:
+        """The node has all that was posted, and has answered it, as far as it answers at all."""
+        if self._outbox or self._unsent:
+            return False
+        return self.suspended or all(pending.expired for pending in self._pending.values())
+
     def post(self, request_id: int, exchange: Exchange) -> None:
         self._outbox.append((request_id, exchange))
         if self._sleeps:  # waking costs an engine's loop as much as a hundred instructions of Python, or a few hundred

@@ -1,9 +1,12 @@
 """The session with the cache node, kept up for ever on a thread of its own: connect, attach; when it ends, wait until what was leased
 and reserved in it is settled, and start again after a jittered pause.
 
-     ┌──────────► connecting ──► attaching ──► attached ──┐
+     ┌──────────► connecting ──► attaching ──► attached ──┬──► closed: parting ──► end
      │                │              │                    │ connection ended
      └──── pause ◄────┴──────────────┴──── draining ◄─────┘
+
+Parting: the connection stays until what was leased and reserved is given back over it. The node would keep it aside for as long as this
+process lives, and nobody names the session of one that is closed.
 
 Invariants: no method waits but ``close``; a request that cannot be sent has failed when it is given back. A former session is named at the
 next Attach only when all of its loads and reservations were settled: the node gives their slots away from then on.
@@ -20,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .attachment import ATTACH_DEADLINE_S, NONE, Attachment, attachment_of
+from .attachment import ATTACH_DEADLINE_S, DRAIN_LIMIT_S, NONE, Attachment, attachment_of
 from .connecting import connect, group_id
 from .copies import ArenaRef
 from .errors import KvError
@@ -41,6 +44,8 @@ GRACE_S = 0.025
 #: Engine and node start at the same time, and nothing is wrong when the node is the slower one by so much.
 START_S = 10.0
 _TURN_S = 1.0
+#: The same while it parts: what was settled is seen so soon.
+_PARTING_TURN_S = 0.05
 
 
 class Session:
@@ -206,8 +211,12 @@ class Session:
         return self._ask(Request("stats", {}, deadline_s, "stats", TierState.read))
 
     def close(self, wait_s: float = 2.0) -> bool:
-        """Ends the session; whether its thread has ended in that time. Idempotent."""
+        """Ends the session; whether its thread has ended in that time. Idempotent. Nothing can be asked from now on; what was leased and
+        reserved can still be given back, for ``DRAIN_LIMIT_S``; the thread ends when all of it was, or is given up."""
         self._closing.set()
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.part()
         self._wake()
         if self._pid != os.getpid():
             return True  # the thread is the parent's
@@ -257,7 +266,7 @@ class Session:
             if self._on_down is not None and not self._closing.is_set():
                 self._on_down()
             if attachment is not None:
-                previous = attachment.session if attachment.drain(self._closing) else b""
+                previous = attachment.session if attachment.drained(DRAIN_LIMIT_S) else b""
             self._let_go(attachment is None or previous != b"")
             if time.monotonic() - began > GOOD_SESSION_S:
                 pause_s = FIRST_PAUSE_S
@@ -297,6 +306,14 @@ class Session:
             link.turn(_TURN_S)
         if link.end_reason is not None:
             raise link.end_reason
+        self._part(link, attachment)
+
+    def _part(self, link: Link, attachment: Attachment) -> None:
+        self._attachment = None
+        attachment.part()
+        until = time.monotonic() + DRAIN_LIMIT_S
+        while link.alive and time.monotonic() < until and not (attachment.drained(0.0) and link.quiet):
+            link.turn(_PARTING_TURN_S)
 
     def _complain(self, error: KvError) -> None:
         """The same trouble is told once, not at every attempt."""

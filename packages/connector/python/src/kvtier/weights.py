@@ -179,9 +179,15 @@ def weights_digest(
 
 
 def local_folder(name: str, revision: str | None = None, download_dir: str | None = None) -> str:
-    """Where a model lies on this machine: a path, or a name of a hub whose copy is here. Nothing is downloaded."""
-    if os.path.exists(name):
+    """Where a model lies on this machine: a path, or a name of a hub whose copy is here. Nothing is downloaded.
+
+    @raises WeightsMissing; OSError where its file system does not answer now
+    """
+    try:
+        os.stat(name)
         return name
+    except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
+        pass  # the name of a hub
     try:
         from huggingface_hub import snapshot_download  # type: ignore[import-not-found]
 

@@ -14,24 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from kvtier.namespace import BlockLayout, Heads, Layers, Namespace, Part, fingerprint
+from kvtier.sglang.arguments import WEIGHTS, decisive
 from kvtier.sglang.pools import PoolView, Unsupported
-from kvtier.weights import local_folder
+from kvtier.weights import WeightsMissing, local_folder
 
 #: How the first page of a chain is named: SGLang's chains have no root.
 _ROOT = hashlib.sha256(b"sglang: a chain of pages begins with its tokens").digest()
-
-#: What of SGLang's arguments decides what KV is, beside the weights and their configuration.
-_ARGUMENTS = (
-    "dtype",
-    "quantization",
-    "kv_cache_dtype",
-    "json_model_override_args",
-    "attention_backend",
-    "prefill_attention_backend",
-    "decode_attention_backend",
-    "speculative_algorithm",
-    "device",
-)
 
 #: Minor versions that were looked at (docs/sglang.md).
 KNOWN_VERSIONS = ("0.5",)
@@ -91,7 +79,7 @@ def folders(arguments: Any) -> list[str]:
     draft = getattr(arguments, "speculative_draft_model_path", None)
     if draft and str(draft) != str(model):
         found.append(local_folder(str(draft), getattr(arguments, "speculative_draft_model_revision", None), cache))
-    return found
+    return found + [str(getattr(arguments, name)) for name in WEIGHTS if getattr(arguments, name, None)]
 
 
 def attached_later(arguments: Any) -> bool:
@@ -107,28 +95,47 @@ def attached_later(arguments: Any) -> bool:
     return str(arguments.hicache_storage_backend) != "dynamic" or "kvtier" not in said
 
 
-def config_of(arguments: Any) -> tuple[str, int]:
-    """The model's configuration as text, and its KV heads (0: not known)."""
-    path = Path(str(getattr(arguments, "model_path", "") or "")) / "config.json"
+#: A model's own configuration, as Hugging Face names it and as Mistral does.
+_CONFIGS = ("config.json", "params.json")
+
+
+def config_of(arguments: Any) -> dict[str, Any]:
+    """The model's configuration, of the folder that it is loaded from. Where that is not on this machine, its name and revision: it has a
+    digest by the options. Empty: not known. @raises OSError where it cannot be read now"""
+    model, revision = str(getattr(arguments, "model_path", None) or ""), getattr(arguments, "revision", None)
+    if not model:
+        return {}
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return "", 0
-    if not isinstance(config, dict):
-        return "", 0
+        folder = Path(local_folder(model, revision, getattr(arguments, "download_dir", None)))
+    except WeightsMissing:
+        return {"model": model, "revision": str(revision or "")}
+    for name in _CONFIGS:
+        try:
+            config = json.loads((folder / name).read_text())
+        except (FileNotFoundError, NotADirectoryError):  # weights of one file say themselves what they are
+            continue
+        except ValueError:
+            return {}
+        return config if isinstance(config, dict) else {}
+    return {}
+
+
+def _kv_heads(config: dict[str, Any]) -> int:
+    """0: not known."""
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
-    heads = text.get("num_key_value_heads", text.get("num_attention_heads"))
-    return json.dumps(config, sort_keys=True), heads if isinstance(heads, int) and heads > 0 else 0
+    heads = text.get("num_key_value_heads", text.get("num_attention_heads"))  # type: ignore[union-attr]
+    return heads if isinstance(heads, int) and heads > 0 else 0
 
 
 def engine_of(storage_config: Any, arguments: Any, weights: bytes, version: str | None) -> Engine:
-    config, heads = config_of(arguments)
+    """@raises Unsupported, OSError"""
+    config = config_of(arguments)
     number = lambda name, default: int(getattr(storage_config, name, default) or 0)  # noqa: E731
     return Engine(
         version=version or "none",
         weights=weights,
-        config=config,
-        arguments={name: str(getattr(arguments, name, None)) for name in _ARGUMENTS},
+        config=json.dumps(config, sort_keys=True) if config else "",
+        arguments=decisive(arguments, config),
         tp_rank=number("tp_rank", 0),
         tp_size=number("tp_size", 1) or 1,
         pp_rank=number("pp_rank", 0),
@@ -136,7 +143,7 @@ def engine_of(storage_config: Any, arguments: Any, weights: bytes, version: str 
         cp_rank=number("attn_cp_rank", 0),
         cp_size=number("attn_cp_size", 1) or 1,
         replicated=bool(getattr(storage_config, "is_mla_model", False)),
-        kv_heads=heads,
+        kv_heads=_kv_heads(config),
     )
 
 

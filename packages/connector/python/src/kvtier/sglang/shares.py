@@ -17,6 +17,7 @@ from kvtier.attachment import Attachment
 from kvtier.copies import Arena, Copies, Layout
 from kvtier.errors import KvError
 from kvtier.guard import Troubles
+from kvtier.retries import Pauses
 from kvtier.session import Session
 from kvtier.sglang import identity
 from kvtier.sglang.bases import agreed
@@ -45,8 +46,8 @@ class Share:
 
 class Shares:
     def __init__(self, options: Options, storage_config: Any, arguments: Any, version: str | None, troubles: Troubles) -> None:
-        self.copies = Copies(load_threads=options.copy_threads, store_threads=options.copy_threads)
         self.refusal = ""
+        self._copies: Copies | None = None
         self._options = options
         self._storage_config = storage_config
         self._arguments = arguments
@@ -68,10 +69,21 @@ class Shares:
         self._stopped = threading.Event()
         self._kv_pool: Any = None
         refusal = identity.version_refusal(version, options.accept_versions) or identity.refusal(arguments, storage_config, options.keep_on_flush)
+        try:
+            self._copies = Copies(load_threads=options.copy_threads, store_threads=options.copy_threads)
+        except KvError as error:  # no library, or another version's
+            refusal = refusal or str(error)
         if refusal:
             self.refuse(refusal)
         else:
             threading.Thread(target=self._digest, name="kvtier-weights", daemon=True).start()
+
+    @property
+    def copies(self) -> Copies:
+        """There where anything is loaded or stored."""
+        if self._copies is None:
+            raise KvError("SETUP", self.refusal)
+        return self._copies
 
     def refuse(self, why: str) -> None:
         if not self.refusal:
@@ -86,6 +98,8 @@ class Shares:
 
     def register(self, name: str, pool: Any) -> None:
         """A pool of the engine's; one that is not understood gets one line, and misses."""
+        if self._copies is None:
+            return
         with self._lock:
             if name == "kv":
                 self._kv_pool = anchor(pool)
@@ -104,7 +118,7 @@ class Shares:
             self._open_locked()
 
     def add_memory(self, name: str, layout: Layout, page_tokens: int, facts: dict[str, Any]) -> None:
-        """Pages in memory of our own, for callers who bring tensors."""
+        """Pages in memory of our own, for callers who bring tensors. @raises KvError where nothing is loaded or stored"""
         with self._lock:
             if name not in self._memory:
                 self._memory[name] = (layout, page_tokens, facts)
@@ -200,9 +214,17 @@ class Shares:
             one.session.close(0.0)
         for one in shares:  # all of them end at the same time
             one.session.close(0.2)
-        self.copies.close(1.0)
+        if self._copies is not None:
+            self._copies.close(1.0)
 
     def _digest(self) -> None:
+        pauses = Pauses()
+        while not self._digested():
+            if self._stopped.wait(pauses.take()):
+                return
+
+    def _digested(self) -> bool:
+        """False: a file system does not answer now, or the system has no more descriptors; it is tried again."""
         options, arguments = self._options, self._arguments
         try:
             if options.weights_digest:
@@ -217,9 +239,13 @@ class Shares:
         except (Unsupported, WeightsMissing) as error:
             if not self._stopped.is_set():
                 self.refuse(str(error))
+        except OSError as error:
+            self.complain(f"the system refused what a session needs ({error}); it is tried again")
+            return False
         except Exception as error:
             self._troubles.note("the digest of the weights", error)
             self.refuse("the model's weights have no digest")
+        return True
 
     def _generation_name(self, engine: identity.Engine) -> bytes | None:
         """None: it has none, or none yet, that all of its ranks, and nobody else, would have."""

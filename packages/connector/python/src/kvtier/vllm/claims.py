@@ -129,6 +129,8 @@ class Claims:
         if held is None or lookups is None:
             return self._deny(known, "lookup")
         all_tokens = int(request.num_tokens)
+        if known.fruitless[0] is held and known.fruitless[1:] == (local_tokens, all_tokens):
+            return _NOTHING
         limit = min(all_tokens, lookups.hashes * self._hash_tokens)
         prefixes = self._prefixes
         end = prefixes.longest(held, local_tokens, limit)
@@ -140,6 +142,7 @@ class Claims:
             end, await_s = self._promised(known, lookups.attached, end, local_tokens, limit)
         tokens = end - local_tokens
         if tokens <= 0 or tokens < options.min_load_tokens:
+            known.fruitless = (held, local_tokens, all_tokens)
             return _NOTHING
         if self._node.attached() is not lookups.attached:
             return self._unanswered(known, "detached")

@@ -159,23 +159,31 @@ class Prefixes:
         return end if end > local_tokens else local_tokens
 
     def _longest_with_windows(self, held: Sequence[Sequence[tuple[int, int]]], local_tokens: int, limit_tokens: int) -> int:
+        """From the longest down: each end that cannot be brought gives the next one that may be, and no range is looked at twice."""
         align = self.align
         end = limit_tokens // align * align
+        at = [len(ranges) - 1 for ranges in held]
         while end > local_tokens:
             shorter = end
-            for group, ranges in zip(self._each, held):
-                last = end // group.block_tokens
-                first = group.first_needed(local_tokens // group.block_tokens, last)
-                # The range that holds the last block must begin at `first` or before it.
-                around = next(((a, b) for a, b in ranges if a < last <= b), None)
-                if around is not None and around[0] <= first:
-                    continue
-                if around is None:
-                    ends = max((b for _, b in ranges if b < last), default=0)
-                    shorter = min(shorter, ends * group.block_tokens)
-                else:
-                    # Too short a run before this end: the next candidate is where an earlier run ends, or a run that is long enough.
-                    shorter = min(shorter, end - align)
+            for index, (group, ranges) in enumerate(zip(self._each, held)):
+                size = group.block_tokens
+                last = end // size
+                # The last range that begins before the end: ends only grow shorter, and those behind it are done with.
+                i = at[index]
+                while i >= 0 and ranges[i][0] >= last:
+                    i -= 1
+                at[index] = i
+                if i < 0:
+                    return local_tokens
+                begins, ends = ranges[i]
+                local = local_tokens // size
+                # A gap before this end: the next one is where the run before the gap ends.
+                until = min(last, ends)
+                if begins > group.first_needed(local, until):
+                    # Too short a run, and shorter ends make it no longer: the one before it.
+                    until = ranges[i - 1][1] if i else 0
+                if until < last:
+                    shorter = min(shorter, until * size)
             if shorter == end:
                 return end
             end = shorter // align * align

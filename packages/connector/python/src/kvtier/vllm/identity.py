@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from kvtier.namespace import BlockLayout, Heads, Layers, Namespace, Part, fingerprint
+from kvtier.vllm import decisions
 from kvtier.vllm.groups import Group, Unsupported
 from kvtier.vllm.layouts import View
 from kvtier.vllm.messages import KvtierHandshake, Rank
 from kvtier.weights import local_folder
 
-#: Of a model's configuration, what does not change results.
-_VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "architectures_note"})
 #: Types of numbers by kvtier's names; others stay what the engine calls them.
 _NUMBERS = {
     "torch.float32": "f32",
@@ -98,20 +97,8 @@ def uses_eagle(vllm_config: Any) -> bool:
         return True
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items() if key not in _VOLATILE}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, (str, int, float, bool)) or value is None:
-        return value
-    return str(value)
-
-
 def _config_text(model_config: Any) -> str:
-    config = getattr(model_config, "hf_config", None)
-    fields = config.to_dict() if hasattr(config, "to_dict") else dict(getattr(config, "__dict__", {}))
-    return json.dumps(_plain(fields), sort_keys=True)
+    return json.dumps(decisions.plain_config(model_config), sort_keys=True)
 
 
 def weight_folders(vllm_config: Any) -> list[str]:
@@ -138,6 +125,7 @@ def _folder_of(name: str, revision: str | None, load_config: Any) -> str:
 def model_digest(vllm_config: Any, weights: bytes, generation: bytes) -> bytes:
     model = vllm_config.model_config
     speculative = getattr(vllm_config, "speculative_config", None)
+    decided = decisions.decided(model, getattr(speculative, "draft_model_config", None))
     return fingerprint(
         "kvtier-vllm-model-1",
         {
@@ -147,6 +135,8 @@ def model_digest(vllm_config: Any, weights: bytes, generation: bytes) -> bytes:
             "quantization": str(getattr(model, "quantization", None) or ""),
             "speculative": str(getattr(speculative, "method", None) or ""),
             "generation": generation,
+            # Of nearly all models nothing.
+            **({"decided": decided} if decided else {}),
         },
     )
 

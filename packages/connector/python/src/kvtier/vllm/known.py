@@ -27,6 +27,8 @@ class Known:
     asked: int = 0
     #: Per group, what the node was found to hold.
     held: list[Sequence[tuple[int, int]]] | None = None
+    #: Of what nothing could be claimed: what was held, the local hit, the request's tokens. The engine asks again at each step.
+    fruitless: tuple[Any, int, int] = (None, 0, 0)
     stage: Stage | None = None
     stages: int = 0
     #: Leases of others filled what the node gives: it is not asked again until one has ended (`Claims.released`), or this is over.

@@ -18,6 +18,7 @@ from typing import Any
 from kvtier.attachment import Attachment
 from kvtier.copies import Arena, Copies
 from kvtier.errors import KvError
+from kvtier.retries import Pauses
 from kvtier.session import Session
 from kvtier.vllm import identity, roots
 from kvtier.vllm.groups import Group, Unsupported
@@ -34,7 +35,7 @@ log = logging.getLogger("kvtier.vllm")
 _TURN_S = 0.05
 #: The same while nothing is to be done: each turn takes a core from whoever computes, and those who wait for it at the end of an operation.
 _SETTLED_TURN_S = 0.2
-#: What the system refused is tried again.
+#: What the node refused, or has not got yet, is tried again.
 _RETRY_S = 0.5
 #: The first requests of an engine may come before its sessions are attached.
 _FIRST_S = 0.5
@@ -69,6 +70,7 @@ class Node:
         self._mappings = Mappings(self.copies)
         self._pins = Pinning()
         self._complaint = ""
+        self._pauses = Pauses()
         self._told_root = False
         self._unmapped_since = 0.0
         self._first_asked = 0.0
@@ -191,12 +193,16 @@ class Node:
                 self.tiers.keep(next((session for session in self._sessions if session.attachment), None))
                 if self._settled():
                     pause_s = _SETTLED_TURN_S
+                self._pauses.reset()
             except (Unsupported, WeightsMissing) as error:
                 if not self._stopped.is_set():
                     self._refuse(str(error))
             except KvError as error:  # the world's, not ours: an arena that is gone, or lies elsewhere in this container
                 self._complain(str(error))
                 pause_s = _RETRY_S
+            except OSError as error:  # the world's, too: a file system that is away, no descriptors, no threads
+                self._complain(f"the system refused what a session needs ({error})")
+                pause_s = self._pauses.take()
             except Exception as error:
                 self._troubles.note("the link to the cache node", error)
                 pause_s = _RETRY_S
@@ -229,29 +235,40 @@ class Node:
             generation = self._generation
         model = identity.model_digest(self._vllm_config, self._weights, generation)
         shares = identity.shares_of(self._vllm_config, self._groups, self._handshakes, model, root)
-        options = self._options
-        sessions = tuple(
-            Session(
-                options.socket,
-                namespace=share.namespace,
-                payload_bytes=share.payload_bytes,
-                block_tokens=share.group.block_tokens,
-                hash_bytes=len(root),
-                tenant=options.tenant,
-                ttl_seconds=options.ttl_seconds,
-                client="vLLM",
-                arena_folder=options.arena_dir or None,
-                group=options.group or None,
-                on_down=self._poked.set,
-            )
-            for share in shares
-        )
+        sessions = self._sessions_of(shares, len(root))
         with self._lock:
             if generation == self._generation and not self._stopped.is_set():
                 self._shares, self._sessions = tuple(shares), sessions
                 return
         for session in sessions:  # another generation began meanwhile
             session.close(0.0)
+
+    def _sessions_of(self, shares: Sequence[identity.Share], hash_bytes: int) -> tuple[Session, ...]:
+        """@raises OSError where the system refuses one of them: then there is none"""
+        options = self._options
+        sessions: list[Session] = []
+        try:
+            for share in shares:
+                sessions.append(
+                    Session(
+                        options.socket,
+                        namespace=share.namespace,
+                        payload_bytes=share.payload_bytes,
+                        block_tokens=share.group.block_tokens,
+                        hash_bytes=hash_bytes,
+                        tenant=options.tenant,
+                        ttl_seconds=options.ttl_seconds,
+                        client="vLLM",
+                        arena_folder=options.arena_dir or None,
+                        group=options.group or None,
+                        on_down=self._poked.set,
+                    )
+                )
+        except BaseException:
+            for session in sessions:
+                session.close(0.0)
+            raise
+        return tuple(sessions)
 
     def _keep_pins(self) -> None:
         self._pins.keep(self._cached)

@@ -45,9 +45,7 @@ class _Leased:
     @property
     def sound(self) -> int:
         """Of the load's blocks, so many from the first on may be used."""
-        if self.bad:
-            return min(self.bad)
-        return min(self.load.ready, self.unchecked)
+        return min(self.load.ready, self.unchecked, *self.bad)
 
 
 class Stage:
