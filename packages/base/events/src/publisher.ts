@@ -45,7 +45,7 @@ export interface KvEventPublisherOptions extends Encoding {
   readonly logger?: { warn(details: object, message: string): void };
 }
 
-/** Some of what is held, told as events; of one subtopic. Small: each is made and sent in a turn of its own. */
+/** Some of what is held, told as events; of one subtopic. Small: each is made in one turn. */
 export type SnapshotPage = readonly KvEvent[] | { readonly events: readonly KvEvent[]; readonly subtopic: string };
 
 export interface KvEventPublisherStats {

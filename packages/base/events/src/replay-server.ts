@@ -2,12 +2,15 @@
  * Answers who missed batches, over a ROUTER socket, in vLLM's protocol (frames.ts), and who came late, with a snapshot. One request at a time; a client that
  * does not take its answers in time loses the rest of them, and sees that from the missing end marker.
  */
+import { setImmediate } from 'node:timers/promises';
 import { type Context, Router } from 'zeromq';
 import { decodeSeq, encodeSeq, endOfReplay, snapshotRequest } from './frames.ts';
 import type { Published, ReplayBuffer } from './replay-buffer.ts';
 
 /** A client may stop reading for so long. */
 const clientMs = 2_000;
+/** Of making and sending an answer, in one turn of the event loop. */
+const longestTurnMs = 5;
 
 /** All that is held, as batches of one number. At the first `next` what it says is of that moment. */
 export type SnapshotPages = () => Iterable<Published>;
@@ -18,6 +21,8 @@ export class ReplayServer {
   readonly #snapshot: SnapshotPages;
   #loop: Promise<void> | undefined;
   #count = 0;
+  /** When the turn of the answer began that is made now. */
+  #turnMs = 0;
 
   /** `maxBatches`: one whole answer waits inside ZeroMQ, so that a client of normal speed never holds others up. */
   constructor(context: Context, buffer: ReplayBuffer, snapshot: SnapshotPages, maxBatches: number) {
@@ -83,6 +88,11 @@ export class ReplayServer {
   }
 
   async #send(client: Buffer, { topic, seq, payload }: Published): Promise<void> {
+    // A socket with room takes hundreds of parts without a turn of the event loop between.
+    if (performance.now() - this.#turnMs >= longestTurnMs) {
+      await setImmediate();
+      this.#turnMs = performance.now();
+    }
     await this.socket.send([client, '', topic, encodeSeq(seq), payload]);
   }
 }

@@ -11,6 +11,7 @@ import { KvError } from '@kvtier/errors';
 import type { RedisServers } from '@kvtier/redis';
 import type { Log } from '@kvtier/runtime';
 import { type Lease, MemberList, maxRecordBytes } from './member-list.ts';
+import { Reasons } from './reasons.ts';
 import { ownerLength } from './scripts.ts';
 import { Wakeable } from './wakeable.ts';
 
@@ -58,6 +59,7 @@ class MemberAnnouncer implements Announced {
   readonly #running: Promise<void>;
   #record: object;
   #state: Announced['state'] = 'starting';
+  #reasons = new Reasons();
   /** Until when the lease lasts that kept us out when we asked last. */
   #othersEndMs: number | undefined;
   #isClosed = false;
@@ -155,7 +157,10 @@ class MemberAnnouncer implements Announced {
   }
 
   #become(state: Announced['state'], why: string): void {
-    if (this.#isClosed || state === this.#state) return;
+    if (this.#isClosed) return;
+    // Another state is told at once; of one that lasts, another reason.
+    if (state !== this.#state) this.#reasons = new Reasons();
+    if (!this.#reasons.isNews(why, performance.now())) return;
     this.#state = state;
     const { log } = this.#options;
     if (state === 'announced') log.info({ member: this.#id }, 'announced to the cluster');

@@ -11,6 +11,7 @@ import type { RedisServers } from '@kvtier/redis';
 import type { Log } from '@kvtier/runtime';
 import { type Listed, MemberList } from './member-list.ts';
 import { Missing } from './missing.ts';
+import { Reasons } from './reasons.ts';
 import { type Parsed, parseRecord } from './record.ts';
 import { ServerClock } from './server-clock.ts';
 import { Wakeable } from './wakeable.ts';
@@ -20,7 +21,7 @@ export interface MemberReaderOptions {
   readonly pollMs: number;
   /** All members, at each change. */
   readonly changed: (members: Membership) => void;
-  /** Why what is known may be old, or undefined: all is well again. */
+  /** Why what is known may be old, also when that is another reason than before; or undefined: all is well again. */
   readonly problem: (why: string | undefined) => void;
   readonly log: Log;
 }
@@ -47,7 +48,7 @@ export class MemberReader {
   #lookedMs = 0;
   readonly #clock = new ServerClock();
   readonly #missing = new Missing();
-  #why: string | undefined;
+  readonly #reasons = new Reasons();
   #isClosed = false;
 
   /** Begins; tells nothing before the constructor has returned. KvError CONFIG for what can never work. */
@@ -97,9 +98,7 @@ export class MemberReader {
   }
 
   #say(why: string | undefined): void {
-    if ((why === undefined) === (this.#why === undefined)) return;
-    this.#why = why;
-    this.#options.problem(why);
+    if (this.#reasons.isNews(why, performance.now())) this.#options.problem(why);
   }
 
   /** `thereMs`: so long the servers have been there for certain since the last time. */

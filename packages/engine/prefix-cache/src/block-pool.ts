@@ -20,7 +20,7 @@ import { FreeQueue } from './free-queue.ts';
 import { type FullBlocks, runOf } from './full-blocks.ts';
 import { HashIndex } from './hash-index.ts';
 import { type HashQuery, HashRows } from './hash-rows.ts';
-import { heldEvents } from './held-events.ts';
+import { type GroupKind, heldEvents } from './held-events.ts';
 import { type FreeBlocks, PolicyQueue } from './policy-queue.ts';
 import type { BlockHashes, CacheRequest } from './request.ts';
 
@@ -351,10 +351,15 @@ export class BlockPool {
     return true;
   }
 
-  /** All that can be found now, once for each block: a copy made at once, listed as it is asked for. */
-  heldEvents(): Iterable<readonly KvCacheEvent[]> {
+  /** All that can be found now, once for each block: a copy made at once, listed as it is asked for. `kinds`: of the groups. */
+  heldEvents(kinds: readonly GroupKind[]): Iterable<readonly KvCacheEvent[]> {
     const keyOf = this.#rows.copyOfKeys();
-    return heldEvents(this.#indexes.map((index, group) => ({ group, rows: [...index.rows()], keyOf })));
+    return heldEvents(
+      this.#indexes.map((index, group) => {
+        const { kind, windowTokens } = kinds[group]!;
+        return { group, kind, windowTokens, rows: [...index.rows()], keyOf };
+      }),
+    );
   }
 
   /** The whole pool, for tests: free queue in order, counts of held blocks, hashed blocks, and every key of each. */

@@ -2,24 +2,30 @@
 import type { HashKey } from '@kvtier/identity';
 import type { KvCacheEvent } from './events.ts';
 
+/** What an attention group says of itself in each event. */
+export interface GroupKind {
+  readonly kind: string;
+  readonly windowTokens: number | null;
+}
+
 /** Blocks of one attention group, and a copy of their hashes; undefined: not one. */
-export interface HeldRows {
+export interface HeldRows extends GroupKind {
   readonly group: number;
   readonly rows: readonly number[];
   readonly keyOf: (row: number) => HashKey | undefined;
 }
 
-/** Made in one turn, with others' turns in between. */
+/** Made in one turn; others' turns come between pages. */
 const hashesPerPage = 1_024;
 
 export function* heldEvents(held: readonly HeldRows[]): Generator<readonly KvCacheEvent[]> {
-  for (const { group, rows, keyOf } of held) {
-    for (let at = 0; at < rows.length; at += hashesPerPage) {
-      const hashes = rows.slice(at, at + hashesPerPage).map(keyOf);
+  for (const of of held) {
+    for (let at = 0; at < of.rows.length; at += hashesPerPage) {
+      const hashes = of.rows.slice(at, at + hashesPerPage).map(of.keyOf);
       yield [
         storedEvent(
           hashes.filter((hash) => hash !== undefined),
-          group,
+          of,
         ),
       ];
     }
@@ -27,7 +33,7 @@ export function* heldEvents(held: readonly HeldRows[]): Generator<readonly KvCac
 }
 
 /** Without a block size: nothing is said of parents and tokens. */
-const storedEvent = (blockHashes: readonly HashKey[], groupIdx: number): KvCacheEvent => ({
+const storedEvent = (blockHashes: readonly HashKey[], { group, kind, windowTokens }: HeldRows): KvCacheEvent => ({
   ...{
     type: 'BlockStored',
     blockHashes,
@@ -37,5 +43,5 @@ const storedEvent = (blockHashes: readonly HashKey[], groupIdx: number): KvCache
     loraId: null,
     loraName: null,
   },
-  ...{ medium: 'GPU', extraKeys: null, groupIdx, kvCacheSpecKind: '', kvCacheSpecSlidingWindow: null },
+  ...{ medium: 'GPU', extraKeys: null, groupIdx: group, kvCacheSpecKind: kind, kvCacheSpecSlidingWindow: windowTokens },
 });

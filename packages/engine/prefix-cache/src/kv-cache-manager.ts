@@ -382,7 +382,7 @@ export class KvCacheManager implements PrefixCache {
 
   /** What can be found now, for who has not heard the events. */
   heldEvents(): Iterable<readonly KvCacheEvent[]> {
-    return this.#pool.heldEvents();
+    return this.#pool.heldEvents(this.#coordinator.managers);
   }
 
   /** Count a lookup. Called at admission, because a request that waits is looked up many times. */

@@ -164,6 +164,36 @@ describe('what an engine says of its blocks', () => {
     expect(blocks()).toBe(1);
   });
 
+  it('is another thing once another window is told of a group; a kind that is empty tells of none', () => {
+    const { say, listing } = rig();
+    const windows = (): (number | undefined)[] => listing.ranks()[0]!.map((part) => part!.window.tokens);
+    const window = { kvCacheSpecKind: 'sliding_window', kvCacheSpecSlidingWindow: 9 };
+    expect(say([stored([1n], { kvCacheSpecKind: '' })])).toBe(true);
+    expect([say([stored([2n], window)]), windows()]).toEqual([true, [9]]);
+    expect([say([stored([3n], window)]), windows()]).toEqual([false, [9]]);
+    expect([say([stored([4n], { kvCacheSpecKind: '', kvCacheSpecSlidingWindow: null })]), windows()]).toEqual([
+      false,
+      [9],
+    ]);
+    expect([say([stored([5n], { kvCacheSpecKind: 'full_attention' })]), windows()]).toEqual([true, [undefined]]);
+  });
+
+  it('of one that hashes otherwise, those after blocks with a salt or an image are left out with them, and nobody is a liar', () => {
+    const { index, say, lies, lines, listing } = rig({
+      hasher: new ChainHasher({ algorithm: 'xxhash_cbor', blockTokens }),
+    });
+    const block = (n: number, parent: bigint | null, extraKeys: unknown[] | null): KvEvent =>
+      stored([BigInt(n)], { parentBlockHash: parent, tokenIds: [n, 1, 2, 3], extraKeys: [extraKeys] });
+    // As vLLM tells it: the salt belongs to the first block alone.
+    say([block(1, null, ['tenant'])]);
+    for (let n = 2; n < 10; n++) say([block(n, BigInt(n - 1), null)]);
+    expect([index.stats().blocks, lies.parent, lines]).toEqual([0, 0, []]);
+    // In another life of it there was none.
+    listing.forget();
+    say([block(9, 8n, null)]);
+    expect(lies.parent).toBe(1);
+  });
+
   it('of one that hashes otherwise, is known by its tokens, and forgotten by its own names', () => {
     const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens });
     const { index, say, listing, lies } = rig({ hasher });

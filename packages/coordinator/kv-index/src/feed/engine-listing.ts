@@ -48,9 +48,11 @@ export class EngineListing {
   readonly #names: HashNames | undefined;
   /** Names were refused since all was void last. */
   #isCut = false;
+  /** Blocks with an adapter, a salt or an image were left out since; of those after them, only the parent, without a name, shows it. */
+  #hasSkipped = false;
   /** What the index had dropped then: of what this engine told before, nothing is missed. */
   #droppedBefore: number;
-  /** How often a part came, or all went. */
+  /** How often a part came, another window was told of one, or all went. */
   #changes = 0;
 
   constructor(options: EngineListingOptions) {
@@ -84,7 +86,7 @@ export class EngineListing {
     });
   }
 
-  /** One item of its stream. Goes on with each `next`, some thousand blocks at a time. True: there is a source more, or one less. */
+  /** One item of its stream. Goes on with each `next`, some thousand blocks at a time. True: its sources, or their windows, are others. */
   *apply(item: StreamItem<PackedBatch>): Generator<void, boolean> {
     if (item.kind !== 'batch') return this.forget();
     const rank = item.batch.dataParallelRank ?? 0;
@@ -165,8 +167,15 @@ export class EngineListing {
       this.#parts.set(place, part);
       this.#changes++;
     }
-    if (event.kind !== undefined) part.window = { tokens: windowOf(event) };
+    // An empty kind says nothing: some snapshots name none.
+    if (event.kind) this.#setWindow(part, windowOf(event));
     return part;
+  }
+
+  #setWindow(part: Part, tokens: number | undefined): void {
+    if (part.window.tokens === tokens) return;
+    part.window = { tokens };
+    this.#changes++;
   }
 
   *#store(part: Part, medium: number, event: PackedEvent): Generator<number, void> {
@@ -242,7 +251,10 @@ export class EngineListing {
   #canRename({ keys, tokens, hasExtra, group }: PackedEvent): boolean {
     const { blockTokens, lies } = this.#options;
     // Not a lie: such prompts are not looked up by tokens alone.
-    if (hasExtra) return false;
+    if (hasExtra) {
+      this.#hasSkipped = true;
+      return false;
+    }
     if (group === 0 && tokens.length === (keys.length / 2) * blockTokens) return true;
     lies.tell('tokens', () => `${tokens.length} tokens for ${keys.length / 2} blocks of ${blockTokens}`);
     return false;
@@ -256,7 +268,7 @@ export class EngineListing {
     const before = parent && names.find(parent[0]!, parent[1]!);
     if (parent && before === undefined) {
       if (this.#hasLeftOut) this.#leaveOut(keys.length / 2);
-      else lies.tell('parent', () => 'blocks after one that it has not told of');
+      else if (!this.#hasSkipped) lies.tell('parent', () => 'blocks after one that it has not told of');
       return undefined;
     }
     const { hashBytes } = hasher;
@@ -285,6 +297,7 @@ export class EngineListing {
   #forgetNames(): void {
     this.#names?.clear();
     this.#isCut = false;
+    this.#hasSkipped = false;
     this.#droppedBefore = this.#options.index.stats().droppedBlocks;
   }
 

@@ -5,6 +5,7 @@
 import type { EventSource } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import type { KvEventSubscriberStats, PackedBatch, StreamItem } from '@kvtier/events';
+import { type Clocks, EventDelay } from './event-delay.ts';
 import { addBreaks, type Breaks, noBreaks } from './totals.ts';
 import type { Turns } from './turns.ts';
 
@@ -32,14 +33,12 @@ export interface Problem {
   readonly remedy: string | undefined;
 }
 
-export interface FollowedStreamOptions {
+export interface FollowedStreamOptions extends Clocks {
   readonly events: EventSource;
   readonly subscribe: Subscribe;
   readonly listing: Listing;
   readonly tokens: boolean;
   readonly turns: Turns;
-  /** Unix time in seconds. */
-  readonly now: () => number;
   /** Its sources are others than before. */
   readonly onChange: () => void;
 }
@@ -48,10 +47,6 @@ const firstPauseMs = 500;
 const maxPauseMs = 30_000;
 /** What was late once is late until something comes in time, or nothing for so long. */
 const forgetLagS = 10;
-/** The smallest delay of the last one or two of these stands for no delay: clocks differ, and are set. */
-const offsetWindowS = 60;
-/** What is further off is no time. */
-const maxOffsetS = 86_400;
 
 export class FollowedStream {
   readonly #options: FollowedStreamOptions;
@@ -66,15 +61,16 @@ export class FollowedStream {
   #heardS = Number.NEGATIVE_INFINITY;
   #problem: string | undefined;
   #lagS = 0;
-  #offsets = { sinceS: 0, least: Number.POSITIVE_INFINITY, leastBefore: Number.POSITIVE_INFINITY };
+  readonly #delay: EventDelay;
 
   constructor(options: FollowedStreamOptions) {
     this.#options = options;
     this.#sinceS = options.now();
+    this.#delay = new EventDelay(options);
     void this.#run();
   }
 
-  /** When the last batch came, Unix time in seconds. */
+  /** When the last batch came, by `now`. */
   get heardS(): number {
     return this.#heardS;
   }
@@ -140,7 +136,10 @@ export class FollowedStream {
         this.#problem = undefined;
         for await (const burst of subscription.packed({ tokens: this.#options.tokens })) {
           pauseMs = firstPauseMs;
-          for (const item of burst) await this.#apply(item);
+          for (const item of burst) {
+            if (this.#closed) break;
+            await this.#apply(item);
+          }
         }
         pauseMs = firstPauseMs / 2; // it ended itself
       } catch (error) {
@@ -166,9 +165,14 @@ export class FollowedStream {
     if (item.kind === 'batch') this.#timed(item.batch.ts);
     const work = listing.apply(item);
     let step = work.next();
-    for (; step.done !== true && !this.#closed; step = work.next()) await turns.next();
-    if (this.#closed) listing.forget();
-    else if (step.value === true) onChange();
+    for (; step.done !== true; step = work.next()) {
+      await turns.next();
+      if (!this.#closed) continue;
+      // All of it is forgotten: its sources may be others' by now.
+      work.return(false);
+      return;
+    }
+    if (step.value) onChange();
   }
 
   #forget(): void {
@@ -177,15 +181,8 @@ export class FollowedStream {
   }
 
   #timed(ts: number): void {
-    const now = this.#options.now();
-    this.#heardS = now;
-    const offset = now - ts;
-    if (!(Math.abs(offset) < maxOffsetS)) return;
-    const offsets = this.#offsets;
-    if (now - offsets.sinceS > offsetWindowS)
-      this.#offsets = { sinceS: now, least: offset, leastBefore: offsets.least };
-    else offsets.least = Math.min(offsets.least, offset);
-    this.#lagS = Math.max(0, offset - Math.min(this.#offsets.least, this.#offsets.leastBefore));
+    this.#heardS = this.#options.now();
+    this.#lagS = this.#delay.of(ts) ?? this.#lagS;
   }
 }
 

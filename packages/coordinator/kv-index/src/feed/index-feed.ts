@@ -43,7 +43,7 @@ export interface IndexFeedOptions {
   /** How publishers on other hosts may be read; default: not at all. */
   readonly access?: EventAccess | undefined;
   readonly subscribe?: Subscribe;
-  /** Unix time in seconds. */
+  /** Seconds, in place of both clocks: the one that is never set, and Unix time. */
   readonly now?: () => number;
 }
 
@@ -234,7 +234,7 @@ export class IndexFeed {
   }
 
   #nowS(): number {
-    return (this.#options.now ?? unixSeconds)();
+    return (this.#options.now ?? steadySeconds)();
   }
 
   readonly #changed = (): void => this.#questions.changed();
@@ -248,6 +248,7 @@ export class IndexFeed {
     return new FollowedStream({
       ...{ events, subscribe: (its) => this.#subscribe(its, isPod), listing, tokens: isPod, turns: this.#turns },
       now: () => this.#nowS(),
+      wallS: this.#options.now ?? unixSeconds,
       onChange: this.#changed,
     });
   }
@@ -317,6 +318,7 @@ export class IndexFeed {
 
 const noView: WorkerView = [[{ sources: [], windowBlocks: undefined }]];
 const unixSeconds = (): number => Date.now() / 1_000;
+const steadySeconds = (): number => performance.now() / 1_000;
 
 /** Whether what was heard of a worker still holds. */
 function isSame(a: FollowedWorker, b: FollowedWorker): boolean {

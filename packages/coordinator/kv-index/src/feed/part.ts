@@ -20,6 +20,8 @@ export class Part {
    * would count what the index has forgotten for ever, and find an honest publisher a liar.
    */
   readonly #blocks = new Float64Array(maxMedia);
+  /** Its number is another's now. */
+  #isClosed = false;
   /** Of an attention group. */
   window: Window = { tokens: undefined };
 
@@ -32,6 +34,7 @@ export class Part {
 
   /** False: more than it can hold; nothing of it is believed any more. */
   stored(medium: number, keys: Keys, parent: Parent): boolean {
+    if (this.#isClosed) return true;
     this.#index.stored(this.source, medium, keys, parent);
     this.#blocks[medium]! += keys.length / 2;
     if (this.#blocks[medium]! <= this.#maxBlocks) return true;
@@ -40,18 +43,23 @@ export class Part {
   }
 
   removed(medium: number, keys: Keys): void {
+    if (this.#isClosed) return;
     this.#index.removed(this.source, medium, keys);
     this.#blocks[medium] = Math.max(0, this.#blocks[medium]! - keys.length / 2);
   }
 
   /** Of one medium, or of all. */
   cleared(medium?: number): void {
+    if (this.#isClosed) return;
     this.#index.cleared(this.source, medium);
     if (medium === undefined) this.#blocks.fill(0);
     else this.#blocks[medium] = 0;
   }
 
+  /** Nothing of it is said to the index after this. */
   close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
     this.#index.removeSource(this.source);
   }
 }

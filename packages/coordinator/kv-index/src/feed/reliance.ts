@@ -15,7 +15,7 @@ export interface RelianceOptions {
   readonly logger: FeedLog;
   /** How long what was sent stands for what is held, where nothing tells. */
   readonly guessMs: number | undefined;
-  /** Unix time in seconds. */
+  /** Seconds, of a clock that is never set. */
   readonly nowS: () => number;
   /** Another publisher can be relied on, or no longer. */
   readonly onChange: () => void;

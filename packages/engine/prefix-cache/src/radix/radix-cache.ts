@@ -223,7 +223,8 @@ export class RadixCache implements PrefixCache {
 
   heldEvents(): Iterable<readonly KvCacheEvent[]> {
     const hashes = this.#hashes.slice();
-    return heldEvents([{ group: 0, rows: [...hashes.keys()], keyOf: (block) => hashes[block] }]);
+    const kind = { kind: 'full_attention', windowTokens: null };
+    return heldEvents([{ group: 0, ...kind, rows: [...hashes.keys()], keyOf: (block) => hashes[block] }]);
   }
 
   takeEvents(): KvCacheEvent[] {
