@@ -44,27 +44,31 @@ const startMs = 300_000;
 const hitsEach = 5;
 const decodePromptTokens = 64;
 
-export async function systemFigures(one: SystemCase, told: (figure: Figure) => void): Promise<void> {
+/** How a system is started and asked. */
+const kvtier = { complete, launch, resetPrefixCache, waitForWriteDown, waitUntilServing };
+export type Kvtier = typeof kvtier;
+
+export async function systemFigures(one: SystemCase, told: (figure: Figure) => void, by = kvtier): Promise<void> {
   const name = `${one.model.replace('random:', '')}${one.maxStepTokens === null ? '' : `_steps_${one.maxStepTokens}`}`;
-  const start = (tier: boolean, dataDir: string) => started(one, tier, join(one.scratchDir, dataDir));
+  const start = (tier: boolean, dataDir: string) => started(by, one, tier, join(one.scratchDir, dataDir));
   const { system, parts } = await start(true, `gpu-${name}`);
   let current = system;
   try {
     const prompts = Array.from({ length: one.prompts }, (_, i) => promptOf(one.promptTokens, i));
-    const first = await ask(current, prompts[0]!);
+    const first = await ask(by, current, prompts[0]!);
     for (const [part, ms] of [...parts, ['first_token', first.ttftMs] as const]) {
       const whole = parts.reduce((sum, [, each]) => sum + each, first.ttftMs);
       told(time(`start_${part}_${name}`, ms, 'ms', whole, 'the whole start, to the first token'));
     }
-    const young = await hits(current, prompts[0]!, one.youngHits);
+    const young = await hits(by, current, prompts[0]!, one.youngHits);
     const times: Record<'cold' | 'engine' | 'arena' | 'disk', number[]> = { cold: [], engine: [], arena: [], disk: [] };
     // One more than is asked for: the first has paid for pages and threads.
     for (const prompt of prompts.slice(1)) {
-      const cold = await ask(current, prompt);
+      const cold = await ask(by, current, prompt);
       times.cold.push(cold.ttftMs);
       for (let hit = 0; hit < hitsEach; hit++) {
-        const near = await again(current, prompt);
-        const warm = await ask(current, prompt);
+        const near = await again(by, current, prompt);
+        const warm = await ask(by, current, prompt);
         times.engine.push(near.ttftMs);
         times.arena.push(warm.ttftMs);
         if (near.tokenIds[0] !== warm.tokenIds[0]) {
@@ -73,27 +77,27 @@ export async function systemFigures(one: SystemCase, told: (figure: Figure) => v
         if (!warm.tokensByTier.arena) throw new Error(`${name}: nothing came from the arena`);
       }
     }
-    await waitForWriteDown(current.url);
-    await current.killAll();
-    current = (await start(true, `gpu-${name}`)).system;
-    await hits(current, promptOf(one.promptTokens, one.prompts), one.youngHits); // pages, threads and code again
-    for (const prompt of prompts.slice(1)) {
-      const warm = await ask(current, prompt);
-      if (!warm.tokensByTier.disk) throw new Error(`${name}: nothing came from the disk`);
-      times.disk.push(warm.ttftMs);
-    }
     const cold = median(times.cold);
     const limit = 'cold, same prompts, same run';
     told(time(`ttft_cold_${one.promptTokens}_${name}`, cold, 'ms', cold, 'itself'));
     told(time(`ttft_engine_${one.promptTokens}_${name}`, median(times.engine), 'ms', cold, limit));
     told(time(`ttft_arena_${one.promptTokens}_${name}`, median(times.arena), 'ms', cold, limit));
     told(time(`ttft_young_${one.promptTokens}_${name}`, median(young.slice(1, 6)), 'ms', cold, `${limit}, later`));
+    await by.waitForWriteDown(current.url);
+    await current.killAll();
+    current = (await start(true, `gpu-${name}`)).system;
+    await hits(by, current, promptOf(one.promptTokens, one.prompts), one.youngHits); // pages, threads and code again
+    for (const prompt of prompts.slice(1)) {
+      const warm = await ask(by, current, prompt);
+      if (!warm.tokensByTier.disk) throw new Error(`${name}: nothing came from the disk`);
+      times.disk.push(warm.ttftMs);
+    }
     told(time(`ttft_disk_${one.promptTokens}_${name}`, median(times.disk), 'ms', cold, limit));
     if (one.decodes === 0) return;
-    const exporting = await decodeRate(current, one);
+    const exporting = await decodeRate(by, current, one);
     await current.stop();
     current = (await start(false, `gpu-${name}-plain`)).system;
-    const plain = await decodeRate(current, one);
+    const plain = await decodeRate(by, current, one);
     told(rate(`decodes_${one.decodes}_${name}`, exporting, 'tokens/s', plain, 'the same without a tier, same run'));
   } finally {
     await current.stop();
@@ -103,6 +107,7 @@ export async function systemFigures(one: SystemCase, told: (figure: Figure) => v
 type Parts = readonly (readonly [string, number])[];
 
 async function started(
+  by: Kvtier,
   one: SystemCase,
   tier: boolean,
   dataDir: string,
@@ -112,10 +117,10 @@ async function started(
   const steps = maxStepTokens === null ? [] : ['--max-step-tokens', String(maxStepTokens)];
   const common = ['--port', '0', '--backend', backend, '--model', model, '--data-dir', dataDir];
   const begin = performance.now();
-  const system = await launch([...common, ...tiers, ...steps]);
+  const system = await by.launch([...common, ...tiers, ...steps]);
   const up = performance.now();
   try {
-    await waitUntilServing(system.url, tier, startMs);
+    await by.waitUntilServing(system.url, tier, startMs);
   } catch (error) {
     await system.killAll();
     throw error;
@@ -133,28 +138,28 @@ async function started(
 const promptOf = (tokens: number, number: number): number[] =>
   Array.from({ length: tokens }, (_, i) => 300 + ((i * i * 31 + i * 7 + number * 101) % 1000));
 
-async function ask(system: Launched, prompt: readonly number[]) {
-  await resetPrefixCache(system.url);
-  return again(system, prompt);
+async function ask(by: Kvtier, system: Launched, prompt: readonly number[]) {
+  await by.resetPrefixCache(system.url);
+  return again(by, system, prompt);
 }
 
 /** Times to first token of one prompt, asked so often. */
-async function hits(system: Launched, prompt: readonly number[], count: number): Promise<number[]> {
+async function hits(by: Kvtier, system: Launched, prompt: readonly number[], count: number): Promise<number[]> {
   const times: number[] = [];
-  for (let hit = 0; hit < count; hit++) times.push((await ask(system, prompt)).ttftMs);
+  for (let hit = 0; hit < count; hit++) times.push((await ask(by, system, prompt)).ttftMs);
   return times;
 }
 
 /** With what the engine still has of it. */
-function again(system: Launched, prompt: readonly number[]) {
-  return complete(system.url, { prompt, max_tokens: 1, temperature: 0, ignore_eos: true });
+function again(by: Kvtier, system: Launched, prompt: readonly number[]) {
+  return by.complete(system.url, { prompt, max_tokens: 1, temperature: 0, ignore_eos: true });
 }
 
 /** Tokens per second of all together. */
-async function decodeRate(system: Launched, { decodes, decodeTokens }: SystemCase): Promise<number> {
+async function decodeRate(by: Kvtier, system: Launched, { decodes, decodeTokens }: SystemCase): Promise<number> {
   const all = async (round: number): Promise<void> => {
     const asked = Array.from({ length: decodes }, (_, i) =>
-      complete(system.url, {
+      by.complete(system.url, {
         prompt: promptOf(decodePromptTokens, 1_000 + round * decodes + i),
         max_tokens: decodeTokens,
         temperature: 0,

@@ -74,8 +74,8 @@ class CudaBackend : public Backend {
     } catch (const std::exception&) {
       gpu::Abandon();
     }
-    for (auto& [number, arena] : arenas_) arena.detaching = Release(arena);
-    for (auto& [number, arena] : arenas_) arena.detaching.wait();
+    for (auto& [number, hold] : arenas_) Release(*hold);
+    for (auto& [number, hold] : arenas_) hold->released.wait();
     engine_.reset();
   }
 
@@ -115,24 +115,24 @@ class CudaBackend : public Backend {
 
   // Pinning walks every page of the arena: not on JavaScript's thread.
   void Attached(int number, const std::shared_ptr<Arena>& arena) override {
-    ArenaHold pinned;
-    pinned.arena = arena;
-    pinned.registered = std::async(std::launch::async, [this, arena] {
-                          UseDevice();
-                          return engine_->Register(arena->base(), arena->bytes());
-                        }).share();
+    auto hold = std::make_unique<ArenaHold>();
+    hold->arena = arena;
+    hold->registered = std::async(std::launch::async, [this, &hold = *hold] {
+                         UseDevice();
+                         return engine_->Register(hold.arena->base(), hold.arena->bytes(), [&] { return !hold.left && !closing_; });
+                       }).share();
     std::lock_guard lock(mutex_);
-    arenas_[number] = std::move(pinned);
+    std::erase_if(arenas_, [](const auto& entry) { return entry.second->Gone(); });
+    arenas_[number] = std::move(hold);
   }
 
   void Detached(int number) override {
     std::lock_guard lock(mutex_);
-    auto& arena = arenas_.at(number);
-    arena.detaching = Release(arena);
+    Release(*arenas_.at(number));
   }
 
   std::optional<ArenaPin> Pinned(int number) override {
-    const auto& found = Registered(number);
+    const auto found = Registered(number);
     return ArenaPin{found.pinned, found.seconds, found.refusal};
   }
 
@@ -154,10 +154,15 @@ class CudaBackend : public Backend {
   }
 
  private:
+  // Of one arena, until it was let go. Its tasks find the arena here: a future keeps what its task captured, and would keep it mapped.
   struct ArenaHold {
-    std::shared_ptr<Arena> arena;
+    std::shared_ptr<Arena> arena;   // null: let go
+    std::atomic<bool> left{false};  // nobody wants it pinned any more
     std::shared_future<cuda::Transfers::Registration> registered;
-    std::shared_future<void> detaching;
+    std::future<void> released;  // valid: it was left
+
+    // The end of a future waits for its task: only what has ended is forgotten on JavaScript's thread.
+    bool Gone() const { return released.valid() && released.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
   };
 
   // What was measured, for people: microseconds a token of a prompt, and of its longest step.
@@ -203,7 +208,7 @@ class CudaBackend : public Backend {
     std::shared_future<cuda::Transfers::Registration> registered;
     {
       std::lock_guard lock(mutex_);
-      registered = arenas_.at(job.arena_number).registered;
+      registered = arenas_.at(job.arena_number)->registered;
     }
     if (registered.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return nullptr;
     return engine_->ImportByLayer(registered.get().arena, job.blocks, job.offsets, job.sums, block_layers_);
@@ -212,28 +217,30 @@ class CudaBackend : public Backend {
   int RegisteredArena(const CopyJob& job) { return Registered(job.arena_number).arena; }
 
   // Waits for it.
-  const cuda::Transfers::Registration& Registered(int number) {
+  cuda::Transfers::Registration Registered(int number) {
     UseDevice();
     std::shared_future<cuda::Transfers::Registration> registered;
     {
       std::lock_guard lock(mutex_);
-      registered = arenas_.at(number).registered;
+      registered = arenas_.at(number)->registered;
     }
-    return registered.get();  // which the arena's entry keeps
+    return registered.get();
   }
 
-  // Memory that the device may still reach stays mapped, for ever if need be.
-  std::shared_future<void> Release(ArenaHold& pinned) {
-    if (pinned.detaching.valid()) return pinned.detaching;
-    return std::async(std::launch::async, [this, arena = pinned.arena, registered = pinned.registered] {
-             UseDevice();
-             bool free = false;
-             try {
-               free = engine_->Unregister(registered.get().arena);
-             } catch (const std::exception&) {  // it was never registered, or the device is gone: the process will end
-             }
-             if (!free) new std::shared_ptr<Arena>(arena);
-           }).share();
+  // Unpins and unmaps, on a thread of its own. Memory that the device may still reach stays mapped, for ever if need be.
+  void Release(ArenaHold& hold) {
+    hold.left = true;
+    if (hold.released.valid()) return;
+    hold.released = std::async(std::launch::async, [this, &hold] {
+      bool free = false;
+      try {
+        UseDevice();
+        free = engine_->Unregister(hold.registered.get().arena);
+      } catch (const std::exception&) {  // it was never registered, or the device is gone: the process will end
+      }
+      const auto arena = std::move(hold.arena);
+      if (!free) new std::shared_ptr<Arena>(arena);
+    });
   }
 
   void Settle(const TransferResult& result, const char* what) {
@@ -253,7 +260,7 @@ class CudaBackend : public Backend {
   std::unique_ptr<cuda::CudaTransformer> transformer_;
   std::unique_ptr<cuda::Transfers> engine_;
   std::mutex mutex_;
-  std::map<int, ArenaHold> arenas_;
+  std::map<int, std::unique_ptr<ArenaHold>> arenas_;
   std::atomic<bool> closing_{false}, stepping_{false};
   std::atomic<std::chrono::steady_clock::time_point> last_step_{};
 };

@@ -157,8 +157,18 @@ void DeviceLayout::GiveBack(Stage* stage) {
   changed_.notify_all();
 }
 
-void DeviceLayout::Move(Stage& stage, bool to_stage, std::span<const uint64_t> blocks, std::span<const size_t> which, const Mark* after) {
-  if (after != nullptr) stage.stream.Wait(*after->event);
+bool DeviceLayout::Passed(const Mark* after) const { return after == nullptr || after->event->Wait(deadline_us_); }
+
+DeviceResult DeviceLayout::StandsAt(const Mark* after) const {
+  return {false,
+          [device = device_, after] {
+            gpu::Use(device);
+            return after->event->Done();
+          },
+          true, true};
+}
+
+void DeviceLayout::Move(Stage& stage, bool to_stage, std::span<const uint64_t> blocks, std::span<const size_t> which) {
   // Targets of all classes, then sources; from the first row of the stage and of the engine, which kernels add to.
   auto* places = stage.places.data<int64_t>();
   const size_t half = rows_ * which.size();
@@ -252,8 +262,13 @@ DeviceResult DeviceLayout::Load(std::shared_ptr<DeviceArena> arena, std::span<co
     if (good[i] == 1) which.push_back(i);
   }
   if (!which.empty()) {
+    if (!Passed(after)) {
+      std::ranges::fill(good, uint8_t{0});
+      GiveBack(stage);
+      return StandsAt(after);
+    }
     stage->hung = true;
-    Move(*stage, false, blocks, which, after);
+    Move(*stage, false, blocks, which);
     if (!stage->done.Wait(deadline_us_)) {
       std::ranges::fill(good, uint8_t{0});
       return {false,
@@ -273,13 +288,14 @@ DeviceResult DeviceLayout::Load(std::shared_ptr<DeviceArena> arena, std::span<co
 DeviceResult DeviceLayout::Store(std::shared_ptr<DeviceArena> arena, std::span<const uint64_t> blocks, std::span<const uint64_t> offsets,
                                  std::span<uint64_t> sums, const Mark* after) {
   gpu::Use(device_);
+  if (!Passed(after)) return StandsAt(after);
   Stage* stage = TakeStage();
   if (stage == nullptr) return {.missed_deadline = true};
   Adopted adopted(*transfers_, *arena);
   std::vector<size_t> which(blocks.size());
   std::iota(which.begin(), which.end(), size_t{0});
   stage->hung = true;
-  Move(*stage, true, blocks, which, after);
+  Move(*stage, true, blocks, which);
   const auto ids = StageBlocks(stage->first, blocks.size());
   const auto hangs = [this, stage, arena](uint64_t ticket, int number) -> DeviceResult {
     return {false,

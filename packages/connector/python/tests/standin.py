@@ -55,6 +55,22 @@ class Driver:
     def refuse_memory(self, status: int) -> None:
         self._library.kvtier_standin_refuse_memory(status)
 
+    def capture(self) -> None:
+        """The engine captures a graph, for all threads that ask for no other mode, until `captured`."""
+        self._library.kvtier_standin_capturing(1)
+
+    def captured(self) -> int:
+        """How many calls of such threads have ended the capture."""
+        return int(self._library.kvtier_standin_capturing(0))
+
+    def capture_mode(self) -> int:
+        """This thread's; 0, as threads begin: another thread's capture is in its way, and it in that capture's."""
+        mode = c_int(0)
+        assert self._library.cuThreadExchangeStreamCaptureMode(byref(mode)) == 0
+        was = mode.value
+        assert self._library.cuThreadExchangeStreamCaptureMode(byref(mode)) == 0
+        return was
+
     @property
     def registered_bytes(self) -> int:
         return int(self._library.kvtier_standin_registered_bytes())

@@ -201,6 +201,32 @@ class Moving(DeviceCase):
         layout.close()
 
 
+class Capturing(DeviceCase):
+    def test_no_thread_ends_a_capture_of_the_engine(self) -> None:
+        """Pinned, stored, loaded, unmapped and forgotten while a graph is captured, with marks made by the engine's own thread."""
+        place, content, before, offsets = self.simple()
+        held = DRIVER.held_stream()
+        held.let_go()
+        self.addCleanup(DRIVER.captured)
+        DRIVER.capture()
+        arena = self.copies.map(self.ref)
+        layout = self.copies.layout([kvtier.Part(place, 4096, 4096)], 6, device=0)
+        self.assertEqual(self.pinned(arena), "")
+        mark = self.copies.mark(0, held.stream)
+        stored = self.done(self.copies.store(arena, layout, numbers(6), offsets, mark))
+        self.assertEqual(stored.bad, [])
+        ctypes.memset(place, 0, len(content))
+        self.assertEqual(self.done(self.copies.load(arena, layout, numbers(6), offsets, stored.checksums, mark)).bad, [])
+        self.assertEqual(ctypes.string_at(place, len(content)), content)
+        mark.close()
+        arena.close()
+        until("it is unmapped", lambda: self.copies.counts().arenas == 0)
+        for each in (layout, before):
+            each.close()
+        self.assertEqual(DRIVER.capture_mode(), 0)
+        self.assertEqual(DRIVER.captured(), 0)
+
+
 class Pinning(DeviceCase):
     def test_an_arena_is_pinned_beside_and_let_go_before_it_is_unmapped(self) -> None:
         before = DRIVER.registered_bytes
@@ -298,6 +324,26 @@ class Hanging(DeviceCase):
         self.assertEqual(self.done(job).bad, list(range(6)))
         self.assertEqual(self.copies.counts().stored_blocks, 0)
         until("it is unmapped", lambda: self.copies.counts().arenas == 0)
+
+    def test_behind_a_step_that_does_not_end_nothing_is_begun(self) -> None:
+        arena = self.copies.map(self.ref)
+        place, content, layout, offsets = self.simple()
+        self.pinned(arena)
+        sums = self.done(self.copies.store(arena, layout, numbers(6), offsets)).checksums
+        for begin in (
+            lambda mark: self.copies.store(arena, layout, numbers(6), offsets, mark),
+            lambda mark: self.copies.load(arena, layout, numbers(6), offsets, sums, mark),
+        ):
+            held = DRIVER.held_stream()
+            mark = self.copies.mark(0, held.stream)
+            self.assertEqual(self.done(begin(mark)).bad, list(range(6)))
+            mark.close()
+            self.assertEqual(self.copies.counts().hung, 1)  # one deadline, and not one a copy
+            held.let_go()
+            until("it settles", lambda: self.copies.counts().hung == 0)
+        self.assertEqual(ctypes.string_at(place, len(content)), content)
+        self.assertEqual(self.done(self.copies.load(arena, layout, numbers(6), offsets, sums)).bad, [])
+        self.assertEqual(self.copies.counts().late_blocks, 2 * 6)
 
     def test_to_forget_a_layout_holds_up_no_other_call(self) -> None:
         """Its memory is free when the GPU has ended what it does; whoever asks about copies meanwhile is the engine's loop."""

@@ -2,7 +2,8 @@
  * The connector to a cache node: the `Connector` port over a session (session-client.ts), with the executor's copies.
  *
  * Invariants (the port's): nothing throws at the scheduler, nothing waits without a deadline, each callback fires
- * exactly once and never from inside the call. Blocks in flight are bounded; what exceeds the bound is not stored.
+ * exactly once and never from inside the call. Blocks in flight are bounded; what exceeds the bound is not stored. Stores
+ * take turns (store-turns.ts).
  */
 import { invariant } from '@kvtier/errors';
 import type { Executor } from '@kvtier/executor';
@@ -17,6 +18,7 @@ import { MatchTable } from './matches.ts';
 import { Prefetches } from './prefetches.ts';
 import { type ConnectorLogger, type Session, SessionClient } from './session-client.ts';
 import { runStore, type StoreOutcome } from './store.ts';
+import { StoreTurns } from './store-turns.ts';
 import { realTimers, type Timers } from './timers.ts';
 
 export interface ConnectorOptions {
@@ -44,7 +46,7 @@ export interface ConnectorOptions {
   readonly loads?: 'planned' | 'always';
   /** A lookup that takes longer counts as a miss; default: a share of the time to compute what it asks for. */
   readonly lookupDeadlineMs?: number;
-  /** Blocks that may be on their way out at a time. */
+  /** Blocks that may be on their way out at a time, those that wait for their turn included. */
   readonly maxStoreBlocks?: number;
   readonly logger: ConnectorLogger;
   /** A match that was pending is known. */
@@ -65,7 +67,6 @@ export interface NodeConnector extends Connector {
 const defaultMaxStoreBlocks = 4_096;
 /** When closing, stores in flight may take this long to be confirmed. */
 const drainDeadlineMs = 2_000;
-const maxStores = 64;
 
 export function createConnector(options: ConnectorOptions): NodeConnector {
   return new CacheNodeConnector(options);
@@ -83,7 +84,7 @@ class CacheNodeConnector implements NodeConnector {
   readonly #prefetches = new Prefetches(this.counters);
   /** Loads of what other engines compute, by request. */
   readonly #awaited = new Map<string, AwaitedGroups>();
-  readonly #stores = new Set<Promise<void>>();
+  readonly #stores = new StoreTurns();
   readonly #maxStoreBlocks: number;
   #storingBlocks = 0;
   #closing = false;
@@ -130,6 +131,10 @@ class CacheNodeConnector implements NodeConnector {
 
   get storingBlocks(): number {
     return this.#storingBlocks;
+  }
+
+  get storeRoom(): number {
+    return this.#maxStoreBlocks - this.#storingBlocks;
   }
 
   match(requestId: string, hashes: Buffer, localBlocks: number, isIdle = false): Match {
@@ -240,14 +245,13 @@ class CacheNodeConnector implements NodeConnector {
     onReleased: () => void,
     { onSettled, tokens }: StoreOptions = {},
   ): void {
-    const { executor, hashBytes } = this.#options;
+    const { hashBytes } = this.#options;
     const groups = this.#windows.length;
     const columns = blockIds.length / groups;
     invariant((firstBlock + columns) * hashBytes <= hashes.length, 'store: more blocks than hashes');
     const sessions = this.#sessions;
     // The first blocks of a chain are worth most: take as many as fit.
-    const room = this.#stores.size < maxStores ? this.#maxStoreBlocks - this.#storingBlocks : 0;
-    const taken = sessions === null || this.#closing ? 0 : columnsWithin(blockIds, groups, room);
+    const taken = sessions === null || this.#closing ? 0 : columnsWithin(blockIds, groups, this.storeRoom);
     const parts = partsOf(blockIds, groups, taken);
     const blocks = parts.reduce((sum, part) => sum + part.blockIds.length, 0);
     const left = blockIds.reduce((sum, id) => sum + (id === 0 ? 0 : 1), 0) - blocks;
@@ -261,11 +265,40 @@ class CacheNodeConnector implements NodeConnector {
     }
     this.counters.stores++;
     this.#storingBlocks += blocks;
-    let held = parts.length;
+    const told = parts.map(({ group, from, blockIds: { length } }) => {
+      const isWanted = sessions[group]!.wantsTokenIds && this.#windows[group] === Number.POSITIVE_INFINITY;
+      return isWanted ? tokens?.(firstBlock + from, firstBlock + from + length) : undefined;
+    });
+    this.#stores.add(async () => {
+      const all = await this.#runStores(hashes, firstBlock, parts, told, taken, onReleased);
+      this.#storingBlocks -= blocks;
+      // What was too much at once may be offered again.
+      onSettled?.(all.held, all.isBusy || (all.held === taken && taken < columns));
+    });
+  }
+
+  /** Its turn has come: over the sessions that there are now. `onReleased` is never called from inside. */
+  async #runStores(
+    hashes: Buffer,
+    firstBlock: number,
+    parts: readonly GroupPart[],
+    told: readonly (Int32Array | undefined)[],
+    taken: number,
+    onReleased: () => void,
+  ): Promise<StoreOutcome> {
+    const { executor, hashBytes } = this.#options;
+    const sessions = this.#sessions;
+    if (sessions === null) {
+      await Promise.resolve();
+      for (const { blockIds } of parts) count(this.counters, 'store', 'no session', blockIds.length);
+      onReleased();
+      return { held: 0, isBusy: false };
+    }
+    let unreleased = parts.length;
     const released = (): void => {
-      if (--held === 0) onReleased();
+      if (--unreleased === 0) onReleased();
     };
-    const stores = parts.map((part) => {
+    const stores = parts.map((part, i) => {
       const session = sessions[part.group]!;
       const context = { session, executor, counters: this.counters, blockBytes: executor.kv.blockBytes };
       const at = (firstBlock + part.from) * hashBytes;
@@ -273,18 +306,9 @@ class CacheNodeConnector implements NodeConnector {
       const isWindow = this.#windows[part.group] !== Number.POSITIVE_INFINITY;
       const parent = isWindow ? hashes.subarray(0, 0) : hashes.subarray(Math.max(0, at - hashBytes), at);
       const wanted = hashes.subarray(at, at + part.blockIds.length * hashBytes);
-      const first = firstBlock + part.from;
-      const said = !isWindow && session.wantsTokenIds ? tokens?.(first, first + part.blockIds.length) : undefined;
-      return runStore(context, parent, wanted, part.blockIds, released, said);
+      return runStore(context, parent, wanted, part.blockIds, released, session.wantsTokenIds ? told[i] : undefined);
     });
-    const run: Promise<void> = Promise.all(stores).then((held) => {
-      this.#storingBlocks -= blocks;
-      this.#stores.delete(run);
-      const all = heldInAll(parts, held, taken);
-      // What was too much at once may be offered again.
-      onSettled?.(all.held, all.isBusy || (all.held === taken && taken < columns));
-    });
-    this.#stores.add(run);
+    return heldInAll(parts, await Promise.all(stores), taken);
   }
 
   prefetch(requestId: string, hashes: Buffer, firstBlock: number): void {
@@ -317,9 +341,10 @@ class CacheNodeConnector implements NodeConnector {
     const patience = new Promise<void>((resolve) => {
       cancel = this.#timers.after(drainDeadlineMs, resolve);
     });
-    await Promise.race([Promise.all(this.#stores), patience]);
+    await Promise.race([this.#stores.done(), patience]);
     cancel();
     await Promise.all(this.#clients.map((client) => client.close()));
+    await this.#stores.done(); // without a session none takes any time
   }
 
   /** One per group, or null while any is missing: a prefix needs them all. */

@@ -21,7 +21,7 @@ std::string Name(int64_t step_tokens) {
   return "8B, " + std::to_string(kPrompt) + " tokens, steps of " + std::to_string(step_tokens);
 }
 
-// Cold and warm by turns, so that both see the same minute.
+// Cold and warm by turns, so that both see the same minute. What is measured is told before anything else may fail.
 void ColdAndWarm(int64_t step_tokens) {
   Engine engine(step_tokens);
   std::vector<double> cold, warm, layered, unordered;
@@ -41,6 +41,9 @@ void ColdAndWarm(int64_t step_tokens) {
     if (again != by_layer) throw std::runtime_error("two imports of the same blocks gave different tokens");
     fprintf(stderr, "prompt %ld: token %d cold, %d warm\n", static_cast<long>(prompt), first, again);
   }
+  ReportUs("warm from the arena", Name(step_tokens), Median(warm), Median(cold), "cold, same prompts");
+  ReportUs("warm from the arena by layer", Name(step_tokens), Median(layered), Median(cold), "cold, same prompts");
+  ReportFlops("cold", Name(step_tokens), Median(cold), StepFlops(engine.model.shape(), 0, static_cast<double>(kPrompt)));
   engine.Shuffle();
   for (int i = 0; i < Rounds(3); ++i) {
     engine.Compute(1 + i, 0);
@@ -48,9 +51,6 @@ void ColdAndWarm(int64_t step_tokens) {
     engine.Forget();
     unordered.push_back(WallUs([&] { engine.WarmByLayer(1 + i); }));
   }
-  ReportFlops("cold", Name(step_tokens), Median(cold), StepFlops(engine.model.shape(), 0, static_cast<double>(kPrompt)));
-  ReportUs("warm from the arena", Name(step_tokens), Median(warm), Median(cold), "cold, same prompts");
-  ReportUs("warm from the arena by layer", Name(step_tokens), Median(layered), Median(cold), "cold, same prompts");
   ReportUs("warm from the arena by layer, in no order", Name(step_tokens), Median(unordered), Median(cold), "cold, same prompts");
 }
 
@@ -225,8 +225,8 @@ KVTIER_BENCH(system_beside_decode) {
       copies.Copy(to_host ? plain.data() : engine.model.block(1), to_host ? engine.model.block(1) : plain.data(), bytes);
       Finish(copies);
     });
-    const auto moved = DecodesBeside(engine.model, decode, work);
     ReportUs("8B decode, batch 32, with " + name + " by one pinned copy", contexts, copied.beside_us, copied.alone_us, "alone");
+    const auto moved = DecodesBeside(engine.model, decode, work);
     ReportUs("8B decode, batch 32, beside " + name, contexts, moved.beside_us, moved.alone_us, "alone");
     ReportUs(name + " beside 8B decode", std::to_string(kHeld) + " blocks of " + std::to_string(engine.model.block_bytes() >> 10) + " KiB", moved.work_us, Median(moves), "alone");
   };

@@ -2,6 +2,7 @@
 // that ships, where there is no GPU. Strict where that finds mistakes: a thread without a context, an unknown handle or a
 // kernel that the module does not have is an error of the kind that the driver gives. Device memory can be read by the CPU.
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -10,6 +11,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "../gpu/gpu.h"
@@ -22,7 +24,7 @@ using namespace kvtier;
 namespace {
 
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidContext = 201, kAlreadyRegistered = 712, kNotFound = 500, kNotReady = 600,
-              kIllegalAddress = 700, kNotSupported = 801, kInvalidHandle = 400;
+              kIllegalAddress = 700, kNotSupported = 801, kInvalidHandle = 400, kCaptureUnsupported = 900;
 // A context is a word: its device's number. The two devices have memory and streams in common.
 constexpr int kDevices = 2;
 int contexts[kDevices] = {0, 1};
@@ -34,6 +36,11 @@ std::map<void*, std::unique_ptr<gpu::PinnedBuffer>> pinned;
 std::set<void*> streams, events;
 std::string module;
 int refuse_pinning = 0, refuse_memory = 0;
+// An engine captures a graph, for all threads. What threads begin with, and what they must ask for to be let alone.
+constexpr int kGlobalMode = 0, kRelaxedMode = 2;
+thread_local int capture_mode = kGlobalMode;
+std::atomic<bool> capturing{false};
+std::atomic<int> captures_broken{0};
 size_t registered_bytes = 0;
 std::map<void*, size_t> registered;
 
@@ -56,6 +63,16 @@ int Guard(const Call& call) {
     if (text.find("registered already") != std::string::npos) return kAlreadyRegistered;
     return kInvalidValue;
   }
+}
+
+// Of calls that end a capture of another thread: what allocates, frees, pins, unpins or asks whether something has ended.
+template <class Call>
+int GuardUnsafe(const Call& call) {
+  if (capturing && capture_mode != kRelaxedMode) {
+    ++captures_broken;
+    return kCaptureUnsupported;
+  }
+  return Guard(call);
 }
 
 gpu::Stream* StreamOf(void* handle) {
@@ -132,6 +149,16 @@ ENTRY kvtier_standin_open(void* gate) {
   return 0;
 }
 
+// 1: an engine's thread captures a graph. Answers how many captures were ended by calls of others since it was asked last.
+ENTRY kvtier_standin_capturing(int wanted) {
+  capturing = wanted != 0;
+  return captures_broken.exchange(0);
+}
+ENTRY cuThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, capture_mode);
+  return 0;
+}
+
 ENTRY cuInit(unsigned) { return 0; }
 ENTRY cuGetErrorName(int status, const char** name) {
   static const std::map<int, const char*> names = {{kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
@@ -139,7 +166,8 @@ ENTRY cuGetErrorName(int status, const char** name) {
                                                    {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
                                                    {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
                                                    {kAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"},
-                                                   {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"}};
+                                                   {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
+                                                   {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}};
   const auto found = names.find(status);
   *name = found == names.end() ? nullptr : found->second;
   return found == names.end() ? kInvalidValue : 0;
@@ -205,7 +233,7 @@ ENTRY cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
   });
 }
 ENTRY cuMemAlloc_v2(void** data, size_t bytes) {
-  return Guard([&] {
+  return GuardUnsafe([&] {
     auto buffer = std::make_unique<gpu::Buffer>(bytes, "the emulated driver");
     *data = buffer->data();
     const std::lock_guard lock(mutex);
@@ -214,7 +242,7 @@ ENTRY cuMemAlloc_v2(void** data, size_t bytes) {
   });
 }
 ENTRY cuMemFree_v2(void* data) {
-  return Guard([&] {
+  return GuardUnsafe([&] {
     std::unique_lock lock(mutex);
     auto node = buffers.extract(data);
     lock.unlock();
@@ -223,7 +251,7 @@ ENTRY cuMemFree_v2(void* data) {
 }
 ENTRY cuMemHostAlloc(void** data, size_t bytes, unsigned) {
   if (refuse_memory != 0) return refuse_memory;
-  return Guard([&] {
+  return GuardUnsafe([&] {
     auto buffer = std::make_unique<gpu::PinnedBuffer>(bytes, "the emulated driver");
     *data = buffer->data();
     const std::lock_guard lock(mutex);
@@ -232,7 +260,7 @@ ENTRY cuMemHostAlloc(void** data, size_t bytes, unsigned) {
   });
 }
 ENTRY cuMemFreeHost(void* data) {
-  return Guard([&] {
+  return GuardUnsafe([&] {
     std::unique_lock lock(mutex);
     auto node = pinned.extract(data);
     lock.unlock();
@@ -241,7 +269,7 @@ ENTRY cuMemFreeHost(void* data) {
 }
 ENTRY cuMemHostRegister_v2(void* base, size_t bytes, unsigned) {
   if (refuse_pinning != 0) return refuse_pinning;
-  return Guard([&] {
+  return GuardUnsafe([&] {
     gpu::RegisterHost(base, bytes);
     const std::lock_guard lock(mutex);
     registered[base] = bytes;
@@ -250,7 +278,7 @@ ENTRY cuMemHostRegister_v2(void* base, size_t bytes, unsigned) {
   });
 }
 ENTRY cuMemHostUnregister(void* base) {
-  return Guard([&] {
+  return GuardUnsafe([&] {
     gpu::UnregisterHost(base);
     const std::lock_guard lock(mutex);
     registered_bytes -= registered[base];
@@ -323,7 +351,7 @@ ENTRY cuStreamDestroy_v2(void* stream) {
   });
 }
 ENTRY cuStreamQuery(void* stream) {
-  return Guard([&] { return StreamOf(stream)->Synchronize(0) ? 0 : kNotReady; });
+  return GuardUnsafe([&] { return StreamOf(stream)->Synchronize(0) ? 0 : kNotReady; });
 }
 ENTRY cuStreamWaitEvent(void* stream, void* event, unsigned) {
   return Guard([&] {
@@ -358,7 +386,7 @@ ENTRY cuEventRecord(void* event, void* stream) {
   });
 }
 ENTRY cuEventQuery(void* event) {
-  return Guard([&] { return EventOf(event)->Done() ? 0 : kNotReady; });
+  return GuardUnsafe([&] { return EventOf(event)->Done() ? 0 : kNotReady; });
 }
 ENTRY cuEventElapsedTime(float* ms, void* from, void* to) {
   return Guard([&] {
@@ -367,7 +395,7 @@ ENTRY cuEventElapsedTime(float* ms, void* from, void* to) {
   });
 }
 ENTRY cuModuleLoadData(void** handle, const void* image) {
-  return Guard([&] {
+  return GuardUnsafe([&] {
     module = static_cast<const char*>(image);
     if (module.find(".target sm_80") == std::string::npos) return kInvalidValue;
     *handle = &module;

@@ -38,6 +38,7 @@ constexpr unsigned kNonBlocking = 1, kNoTiming = 2, kPortableMapped = 1 | 2;
 constexpr int kUnified = 4;  // memory that says itself where it lies
 constexpr int kInStreamOrder = 1;
 constexpr unsigned kBesideCompute = 1;
+constexpr int kRelaxedCapture = 2, kUnknownCapture = -1;
 
 struct Copy2DArgs {
   size_t source_x = 0, source_y = 0;
@@ -62,7 +63,7 @@ struct CopyAttributes {
   unsigned flags = kBesideCompute;  // multiprocessors are the model's
 };
 
-// Its entry points, by the names that they have had since CUDA 4 and earlier, but for one.
+// Its entry points, by the names that they have had since CUDA 4 and earlier, but for two.
 struct Driver {
   Status (*cuInit)(unsigned);
   Status (*cuGetErrorName)(Status, const char**);
@@ -75,6 +76,7 @@ struct Driver {
   Status (*cuCtxPushCurrent_v2)(Handle);
   Status (*cuCtxPopCurrent_v2)(Handle*);
   Status (*cuCtxGetDevice)(int*);
+  Status (*cuThreadExchangeStreamCaptureMode)(int*);  // null before CUDA 10.1
   Status (*cuCtxGetStreamPriorityRange)(int*, int*);
   Status (*cuMemGetInfo_v2)(size_t*, size_t*);
   Status (*cuMemAlloc_v2)(Address*, size_t);
@@ -147,6 +149,8 @@ std::string Opened(Driver& driver) {
   KVTIER_FIND(cuModuleGetFunction);
   KVTIER_FIND(cuLaunchKernel);
 #undef KVTIER_FIND
+  driver.cuThreadExchangeStreamCaptureMode =
+      reinterpret_cast<decltype(driver.cuThreadExchangeStreamCaptureMode)>(dlsym(library, "cuThreadExchangeStreamCaptureMode"));
   driver.cuMemcpyBatchAsync_v2 = reinterpret_cast<decltype(driver.cuMemcpyBatchAsync_v2)>(dlsym(library, "cuMemcpyBatchAsync_v2"));
   if (!missing.empty()) return "the NVIDIA driver (" + name + ") has no " + missing + "; update it";
   if (driver.cuInit(0) != kSuccess) return "the NVIDIA driver sees no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES";
@@ -231,18 +235,30 @@ Handle KernelOf(const char* name) {
 
 Address At(const void* place) { return reinterpret_cast<Address>(place); }
 
+// An engine that captures a graph does so for all threads, as torch does: one that then pins, allocates or asks for an event would end the
+// capture, but for threads in this mode. What it was before; unknown where the driver does not say.
+int ExchangeCaptureMode(int mode) {
+  if (driver().cuThreadExchangeStreamCaptureMode == nullptr) return kUnknownCapture;
+  return driver().cuThreadExchangeStreamCaptureMode(&mode) == kSuccess ? mode : kUnknownCapture;
+}
+
 std::atomic<bool> abandoned{false};
 
 }  // namespace
 
 void OpenDriver() { (void)driver(); }
 
-void Use(int device) { Require(driver().cuCtxSetCurrent(ContextOf(device)), "device " + std::to_string(device)); }
+void Use(int device) {
+  Require(driver().cuCtxSetCurrent(ContextOf(device)), "device " + std::to_string(device));
+  (void)ExchangeCaptureMode(kRelaxedCapture);
+}
 
 OnDevice::OnDevice(int device) {
   Require(driver().cuCtxPushCurrent_v2(ContextOf(device)), "device " + std::to_string(device));
+  capture_mode_ = ExchangeCaptureMode(kRelaxedCapture);
 }
 OnDevice::~OnDevice() {
+  if (capture_mode_ != kUnknownCapture) (void)ExchangeCaptureMode(capture_mode_);
   Handle popped = nullptr;
   (void)driver().cuCtxPopCurrent_v2(&popped);
 }

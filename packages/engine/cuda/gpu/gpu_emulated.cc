@@ -163,6 +163,7 @@ void RegisterHost(void* base, size_t bytes) {
   if (getenv("KVTIER_EMULATED_UNPINNED") != nullptr) {
     Fail("pinning " + std::to_string(bytes) + " bytes of host memory: operation not supported; " + PinRemedy(kPinningNotSupported));
   }
+  if (const char* slow = getenv("KVTIER_EMULATED_PIN_MS")) std::this_thread::sleep_for(std::chrono::milliseconds(atoi(slow)));
   std::lock_guard lock(device().mutex);
   auto& ranges = device().host_ranges;
   const auto next = ranges.lower_bound(start);

@@ -206,10 +206,7 @@ StepResult CudaTransformer::Run(const Step& step, const BeforeLayer& before_laye
   broken_ = false;
 
   result.token_ids.assign(static_cast<size_t>(sequences), -1);
-  for (const auto& [sequence, row] : sampled) {
-    const auto i = static_cast<size_t>(sequence);
-    result.token_ids[i] = Drawn(step, i, state.forward.token_ids()[row]);
-  }
+  for (const auto& [sequence, row] : sampled) result.token_ids[static_cast<size_t>(sequence)] = state.forward.token_ids()[row];
   if (step.want_logits) result.logits.assign(state.logits.data<float>(), state.logits.data<float>() + sampled.size() * vocab);
   result.elapsed_us = ElapsedUs(start);
   return result;

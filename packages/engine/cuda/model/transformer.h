@@ -47,7 +47,7 @@ class CudaTransformer {
   // Before layer `layer` is computed: may make the stream wait, for the layer's blocks to arrive.
   using BeforeLayer = std::function<void(int64_t layer, Stream& stream)>;
   // One step at a time, from any thread; the step has passed Check. With `before_layer` no graph is used. Throws "GPU: ..."
-  // when the step does not end by its deadline, "MODEL: ..." when the logits are not finite numbers.
+  // when the step does not end by its deadline.
   StepResult Run(const Step& step, const BeforeLayer& before_layer = {});
 
   // Device memory: `blocks` blocks, one contiguous as [layer][K,V][kv head][token][head dim] of options.kv.

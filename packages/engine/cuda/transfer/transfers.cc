@@ -71,9 +71,10 @@ Transfers::~Transfers() {
   }
 }
 
-Transfers::Registration Transfers::Register(uint8_t* base, size_t bytes) {
+Transfers::Registration Transfers::Register(uint8_t* base, size_t bytes, std::function<bool()> wanted) {
   PinOptions pin = options_.pin;
   pin.device = options_.device;
+  if (wanted) pin.wanted = std::move(wanted);
   auto host = std::make_unique<HostArena>(base, bytes, pin);
   Registration registration{0, host->pinned(), host->pin_seconds(), host->refusal()};
   const std::lock_guard lock(mutex_);

@@ -83,8 +83,8 @@ class Transfers {
     double seconds;
     std::string refusal;  // why it is not pinned
   };
-  // The arena's memory, page-aligned; it must stay mapped until Unregister.
-  Registration Register(uint8_t* base, size_t bytes);
+  // The arena's memory, page-aligned; it must stay mapped until Unregister. `wanted`: as in PinOptions, of this arena.
+  Registration Register(uint8_t* base, size_t bytes, std::function<bool()> wanted = {});
   // One that others use, too: of several pools of one device.
   int Adopt(std::shared_ptr<HostArena> host);
   // After the calls that use it have returned. False when copies from or to it still hang after the deadline: it must stay

@@ -11,7 +11,7 @@ struct Sampling {
   uint64_t seed;
 };
 
-// Returns the token id, or -1 when the logits are not finite numbers (damaged weights).
+// Returns the token id, or -1 when the logits are not finite numbers (an activation overflowed, or the weights are damaged).
 int32_t Sample(const float* logits, int64_t vocab, const Sampling& sampling);
 
 }  // namespace kvtier

@@ -21,6 +21,7 @@ struct Step {
 };
 
 struct StepResult {
+  // -1: not drawn, or that sequence's logits are no finite numbers; the others' draws count all the same.
   std::vector<int32_t> token_ids;
   std::vector<float> logits;
   double elapsed_us = 0;
@@ -33,9 +34,6 @@ struct Limits {
 // Throws std::invalid_argument naming the first thing that is wrong.
 void CheckStep(const Step& step, const Shape& shape, const Limits& limits);
 
-// The draw of sequence `i` as a backend found it, negative: its logits are no finite numbers. Throws "MODEL: ..." then, but not
-// over blocks that came with the step: whether these are good is not known yet.
-int32_t Drawn(const Step& step, size_t i, int32_t token);
 // Behind a step with an import: nothing that was computed over blocks that are not all good is given out.
 void SettleImport(const Step& step, bool whole, StepResult& result);
 

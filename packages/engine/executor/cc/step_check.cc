@@ -28,8 +28,6 @@ void CheckImport(const Step& step, const Shape& shape, const Limits& limits) {
           "import: its blocks are not blocks of computed tokens of sequence " + std::to_string(sequence) + ", each once");
 }
 
-[[noreturn]] void NotFinite() { throw std::runtime_error("MODEL: the logits are not finite numbers; the model's weights are damaged"); }
-
 }  // namespace
 
 void CheckStep(const Step& step, const Shape& shape, const Limits& limits) {
@@ -74,19 +72,8 @@ void CheckStep(const Step& step, const Shape& shape, const Limits& limits) {
   if (step.import_sequence >= 0) CheckImport(step, shape, limits);
 }
 
-int32_t Drawn(const Step& step, size_t i, int32_t token) {
-  if (token < 0 && static_cast<int64_t>(i) != step.import_sequence) NotFinite();
-  return token;
-}
-
 void SettleImport(const Step& step, bool whole, StepResult& result) {
-  const auto sequence = static_cast<size_t>(step.import_sequence);
-  int32_t& token = result.token_ids[sequence];
-  if (!whole) {
-    token = -1;
-  } else if (step.sample[sequence] != 0 && token < 0) {
-    NotFinite();
-  }
+  if (!whole) result.token_ids[static_cast<size_t>(step.import_sequence)] = -1;
 }
 
 }  // namespace kvtier

@@ -106,7 +106,6 @@ StepResult Transformer::Run(const Step& step) {
       const int32_t token = Sample(logits_.floats() + task * shape_.vocab, shape_.vocab, step.sampling[index]);
       result.token_ids[index] = token;
     });
-    for (const int64_t i : sampled) Drawn(step, static_cast<size_t>(i), result.token_ids[static_cast<size_t>(i)]);
     if (step.want_logits) result.logits.assign(logits_.floats(), logits_.floats() + count * shape_.vocab);
   }
   result.elapsed_us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();

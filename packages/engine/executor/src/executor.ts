@@ -153,7 +153,7 @@ export interface Step {
 }
 
 export interface StepResult {
-  /** One per sequence; -1 where none was sampled. */
+  /** One per sequence; -1 where none was sampled, and where its logits are no finite numbers: the others' draws count all the same. */
   readonly tokenIds: Int32Array;
   /** [sampled rows × vocabSize], only with wantLogits. */
   readonly logits: Float32Array | null;

@@ -3,10 +3,12 @@
  * case which fails or hangs costs itself only.
  */
 import { spawnSync } from 'node:child_process';
+import { readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { expect, it } from 'vitest';
 
 const program = fileURLToPath(new URL('../../../../build/cuda-emulated/kernel_bench', import.meta.url));
+const cuda = fileURLToPath(new URL('../../cuda', import.meta.url));
 const deadlineMs = 600_000; // some ten seconds of CPU; on a busy machine it may wait long for its turn
 
 interface Line {
@@ -76,6 +78,35 @@ it(
       code: 1,
       lines: [{ case: 'system_disk', error: 'did not end within 0 s, and was killed' }],
     });
+  },
+  deadlineMs,
+);
+
+it(
+  'cases give as many figures as the verdicts expect of them, and the session names none that is unknown',
+  () => {
+    const { lines } = bench([
+      '--seconds',
+      '300',
+      'transfer',
+      'model_8b',
+      'system_8192',
+      'system_beside',
+      'system_equal',
+    ]);
+    const text = lines.map((line) => JSON.stringify(line)).join('\n');
+    const { stdout } = spawnSync('awk', ['-f', `${cuda}/verdicts.awk`], {
+      input: text.replaceAll(`steps of ${8192 / 64}"`, 'steps of 8192"'),
+      encoding: 'utf8',
+    });
+    const counts = stdout.split('\n').flatMap((line) => /^(?:met|SHORT): .* \d+ of (\d+)(?:;|$)/.exec(line)?.[1] ?? []);
+    expect(stdout).not.toContain('INCOMPLETE');
+    expect(counts, stdout).toEqual(['9', '4', '8', '4', '2', '3', '3']);
+    const known = spawnSync(program, ['--list'], { encoding: 'utf8' }).stdout.split('\n');
+    const plan = readFileSync(`${cuda}/gpu-session.sh`, 'utf8');
+    const named = [...plan.matchAll(/^(?:speed|system) \d+ \d+ (\w+)$/gm)].map(([, name]) => name);
+    expect(named.length).toBeGreaterThan(12);
+    expect(named.filter((name) => !known.includes(name!))).toEqual(['torch_attention']);
   },
   deadlineMs,
 );

@@ -305,7 +305,7 @@ describe('safetensors', () => {
     }
   });
 
-  it('weights that are not numbers fail the step, not the process', async () => {
+  it('weights that are not numbers draw nothing, and harm no process', async () => {
     await copy();
     const bytes = await readFile(weights());
     bytes.fill(0xff, bytes.length - 64); // the last tensor's end becomes NaN
@@ -313,9 +313,22 @@ describe('safetensors', () => {
     const options = { modelDir: dir, blockTokens: 16, blockCount: 8, maxStepTokens: 16, maxStepSequences: 1 };
     const executor = await createExecutor(options);
     const { runStep } = await import('./testing/run-step.ts');
-    await expect(runStep(executor, [{ blocks: [1], computed: 0, tokens: [5, 6] }])).rejects.toMatchObject({
-      code: 'MODEL',
+    expect([...(await runStep(executor, [{ blocks: [1], computed: 0, tokens: [5, 6] }])).tokenIds]).toEqual([-1]);
+    await executor.close();
+  });
+
+  it('a token whose embedding is no number spoils its own sequence, and nobody else in the step or in its blocks', async () => {
+    const { spoilToken, expectOnlyItsOwnHarm } = await import('./testing/spoiled-token.ts');
+    await copy();
+    await spoilToken(dir, 7);
+    const executor = await createExecutor({
+      modelDir: dir,
+      blockTokens: 16,
+      blockCount: 8,
+      maxStepTokens: 64,
+      maxStepSequences: 2,
     });
+    await expectOnlyItsOwnHarm(executor, 7);
     await executor.close();
   });
 });

@@ -17,7 +17,6 @@ export interface AnswersOptions {
   readonly scheduler: Scheduler;
   readonly clock: Clock;
   readonly blockTokens: number;
-  readonly vocabSize: number;
   /** What it held is free. */
   readonly onAborted: () => void;
   readonly logger: { error(details: object, message: string): void } | undefined;
@@ -91,13 +90,19 @@ export class Answers {
     return true;
   }
 
+  /** A step drew what is no token of the model's: no other request of the step has to do with it. */
+  drewNoToken(request: EngineRequest, tokenId: number): void {
+    const what =
+      tokenId < 0
+        ? 'its logits are no finite numbers; a number grew too large for gpu.computeDtype (f16: take bf16), or the weights are damaged'
+        : `the executor drew token ${tokenId}, which is not in the vocabulary; check the model's weights`;
+    const error = new KvError('MODEL', `request ${request.requestId}: ${what}`);
+    this.#options.logger?.error({ err: error, requestId: request.requestId }, 'engine: a request failed');
+    this.fail(request, error);
+  }
+
   /** A step drew this token after its last one: told by the next `handOut`. */
   drawn(request: EngineRequest, tokenId: number): void {
-    if (tokenId < 0 || tokenId >= this.#options.vocabSize) {
-      const drew = `the executor drew token ${tokenId}, which is not in the vocabulary`;
-      this.fail(request, new KvError('MODEL', `request ${request.requestId}: ${drew}; check the model's weights`));
-      return;
-    }
     if (request.prefillOnly) {
       this.#drawnForAnother(request, tokenId);
       return;

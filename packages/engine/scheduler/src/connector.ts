@@ -74,6 +74,8 @@ export interface Connector {
   readonly attached: boolean;
   /** Blocks of stores whose copy or confirmation is outstanding: they may be let go already, and cannot be found yet. */
   readonly storingBlocks: number;
+  /** Blocks that a store may offer now: of more, the last ones are left out. Absent: any number. */
+  readonly storeRoom?: number;
   /**
    * How many blocks of the chain, beyond the first `localBlocks` that the engine holds itself, should be loaded. The
    * planner has already weighed the time to load them against the time to compute them. Ask again while 'pending'.

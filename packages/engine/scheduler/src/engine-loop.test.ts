@@ -88,3 +88,59 @@ describe('a step', () => {
     expect(told).toEqual([...naiveAnswer(prompt(1, 9), 2).map(String), 'IO']);
   });
 });
+
+describe('a draw that is no token', () => {
+  it.each([-1, 50])(
+    '(%i) fails its request alone: the others go on, and nothing of it is kept or stored',
+    async (drawn) => {
+      const rig = new SchedulerRig({ blockCount: 64 });
+      const { execute } = rig.executor;
+      let spoils = true;
+      rig.executor.execute = async (step) => {
+        const result = await execute.call(rig.executor, step);
+        // The last chunk of the prompt, and what decodes beside it.
+        const at = step.queryTokens.findIndex(
+          (queries, i) => queries > 1 && step.computedTokens[i]! > 0 && step.sample[i] === 1,
+        );
+        if (at >= 0 && spoils) result.tokenIds[at] = drawn;
+        return result;
+      };
+      rig.submit('sound', prompt(1, 9), { maxTokens: 12 });
+      await rig.world.until(() => rig.tokens('sound').length > 0);
+      rig.submit('spoiled', prompt(2, 26)); // a chunk of 15 tokens, and 11
+      await rig.world.until(() => rig.allEnded());
+      expect(rig.last('spoiled').error).toMatchObject({
+        code: 'MODEL',
+        message: expect.stringMatching(
+          drawn < 0 ? /^request spoiled: its logits .*bf16/ : /drew token 50, which is not/,
+        ),
+      });
+      expect(rig.tokens('spoiled')).toEqual([]);
+      expect(rig.tokens('sound')).toEqual(naiveAnswer(prompt(1, 9), 12));
+      await rig.drain();
+      expect(rig.connector.tier.size).toBe(5); // of 20 tokens of the sound one, whose last one is not computed any more
+      expect(rig.engine.stats()).toMatchObject({ failed: 1, failedSteps: 0, finished: 1, freeBlocks: 63 });
+      rig.engine.checkIntegrity();
+      spoils = false;
+      expect(await rig.generate('again', prompt(2, 26))).toEqual(naiveAnswer(prompt(2, 26), 4));
+      expect(rig.outputs.get('again')![0]!.cache!.cachedTokens).toBe(12); // blocks of the chunk before
+    },
+  );
+
+  it('of a request that was aborted under the step ends it once', async () => {
+    const rig = new SchedulerRig();
+    const { execute } = rig.executor;
+    rig.executor.execute = async (step) => {
+      const result = await execute.call(rig.executor, step);
+      result.tokenIds.fill(-1);
+      return result;
+    };
+    rig.submit('a', prompt(1, 9));
+    await rig.world.until(() => rig.executor.steps.length === 1);
+    rig.engine.abort('a');
+    await rig.drain();
+    expect(rig.outputs.get('a')).toEqual([{ tokenIds: [], finishReason: 'abort' }]);
+    expect(rig.engine.stats()).toMatchObject({ failed: 0, aborted: 1, freeBlocks: 31 });
+    rig.engine.checkIntegrity();
+  });
+});

@@ -9,8 +9,8 @@
  * The executor stands still from the end of a step to the launch of the next one, so nothing happens there but what that needs:
  * tokens are taken in, the step is put together. Callers hear of their tokens while it runs.
  *
- * Invariants: a failed step fails the requests in it and no others; the loop sleeps only when nothing can be computed, and
- * whatever changes that wakes it.
+ * Invariants: a failed step fails the requests in it and no others, a draw that is no token its own request; the loop sleeps only
+ * when nothing can be computed, and whatever changes that wakes it.
  */
 import { InvariantError, KvError } from '@kvtier/errors';
 import type { Step, StepResult } from '@kvtier/executor';
@@ -204,6 +204,11 @@ export class EngineLoop {
         if (count === 1) decodes++; // more: the answer of one that was preempted, computed anew
       }
       const drawn = samples(share) ? result.tokenIds[i]! : undefined;
+      if (drawn !== undefined && (drawn < 0 || drawn >= this.#options.executor.model.vocabSize)) {
+        this.#scheduler.spoiled(request);
+        if (request.state !== 'finished') this.#answers.drewNoToken(request, drawn);
+        return;
+      }
       this.#scheduler.computed(request, count);
       if (request.state === 'finished') this.#scheduler.remove(request);
       else if (drawn !== undefined) this.#answers.drawn(request, drawn);

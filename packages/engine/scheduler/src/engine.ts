@@ -119,7 +119,6 @@ export class Engine {
       scheduler: this.#scheduler,
       clock: this.#clock,
       blockTokens,
-      vocabSize: model.vocabSize,
       onAborted: () => this.#changed(),
       logger: options.logger,
     });

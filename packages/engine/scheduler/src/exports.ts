@@ -3,7 +3,7 @@
  * longer needed, so that no preemption, end of request or reuse can change them under the copy.
  *
  * Invariant: exports hold at most `maxBlocks` blocks, because what they hold cannot serve a request that needs room; what several of them
- * hold counts once.
+ * hold counts once. And no more is offered than the connector has room for: what it left out would be missing in its chain for good.
  * Past that nothing waits: a request's blocks are offered later if it lives long enough, else counted as skipped. Blocks
  * are offered in chain order without a gap, because a block whose parent is missing in the tier is never found.
  *
@@ -58,6 +58,9 @@ export class Exports {
   readonly #writeDown: WriteDownAhead | undefined;
   /** Held already; the connector does not know of them yet. */
   #unsent: (() => void)[] = [];
+  #unsentBlocks = 0;
+  /** The connector's room was too small for what was there. */
+  #isCut = false;
   readonly #held = new HeldByExports();
   #exportedBlocks = 0;
   #skippedBlocks = 0;
@@ -88,12 +91,14 @@ export class Exports {
     return this.#held.count;
   }
 
+  /** The tier holds them, as it has said. */
   get exportedBlocks(): number {
     return this.#exportedBlocks;
   }
 
+  /** Never offered, or not held when the tier had answered. */
   get skippedBlocks(): number {
-    return this.#writeDown?.lostBlocks ?? this.#skippedBlocks;
+    return (this.#writeDown?.lostBlocks ?? 0) + this.#skippedBlocks;
   }
 
   /**
@@ -120,12 +125,12 @@ export class Exports {
     const first = request.offeredBlocks;
     if (this.#fullBlocks(request) <= first) return;
     const tables = this.#tables(request, first);
-    const end = first + this.#columnsWithin(tables, this.#maxBlocks - this.#held.count);
+    const end = first + this.#columnsWithin(tables, this.#maxBlocks - this.#held.count, this.#storeRoom);
     if (end <= first) return;
     request.offeredBlocks = end;
-    const blockIds = Int32Array.from(tables.flatMap((table) => table.slice(0, end - first)));
-    const blocks = [...blockIds].filter((block) => block !== nullBlock);
-    this.#store(request.hashes.packed, first, blockIds, blocks, this.#kv.hold(blocks), request);
+    const rows = tables.map((table) => table.slice(0, end - first));
+    const blocks = rows.flat().filter((block) => block !== nullBlock);
+    this.#store(request.hashes.packed, first, rows, blocks, this.#kv.hold(blocks), request);
   }
 
   /** What is due now, with `ahead`: called when a step has been put together, so that copies run beside it. */
@@ -134,14 +139,15 @@ export class Exports {
     const { kv, aheadBlocks } = this.#ahead;
     const held = this.#held.count;
     const share = Math.floor((kv.freeBlockCount + held) / 2);
-    const room = Math.min(this.#maxBlocks, share) - held;
+    const room = Math.min(Math.min(this.#maxBlocks, share) - held, this.#storeRoom);
     if (room <= 0) return;
     for (const { hashes, firstBlock, blockIds } of this.#writeDown.takeDue(kv.nextEvicted(aheadBlocks), room))
-      this.#store(hashes, firstBlock, Int32Array.from(blockIds), blockIds, kv.holdInPlace(blockIds));
+      this.#store(hashes, firstBlock, [blockIds], blockIds, kv.holdInPlace(blockIds));
   }
 
   /** Hand to the connector what was offered since the last time. */
   send(): void {
+    this.#unsentBlocks = 0; // the connector counts them from here on
     for (const store of this.#unsent.splice(0)) store();
   }
 
@@ -159,13 +165,13 @@ export class Exports {
   #store(
     hashes: Buffer,
     first: number,
-    blockIds: Int32Array,
+    rows: readonly (readonly number[])[],
     blocks: readonly number[],
     letGo: () => void,
     request?: EngineRequest,
   ): void {
     this.#held.hold(blocks);
-    this.#exportedBlocks += blocks.length;
+    this.#unsentBlocks += blocks.length;
     let released = false;
     const onReleased = (): void => {
       invariant(!released, 'exports: the connector released the same blocks twice');
@@ -174,20 +180,29 @@ export class Exports {
       letGo();
       this.#onReleased();
     };
-    const options = request && this.#optionsOf(request, first);
+    const blockIds = Int32Array.from(rows.flat());
+    const onSettled = (held: number, isBusy: boolean): void => {
+      const stored = rows.reduce((sum, row) => sum + blocksIn(row, held), 0);
+      this.#exportedBlocks += stored;
+      if (!isBusy) this.#skippedBlocks += blocks.length - stored;
+      if (this.#isCut) {
+        this.#isCut = false;
+        this.#onReleased();
+      }
+      if (!request?.prefillOnly) return;
+      request.prefillOnly.unsettled--;
+      this.#onSettled?.(request, first, first + held, isBusy);
+    };
+    if (request?.prefillOnly) request.prefillOnly.unsettled++;
+    const options = { ...this.#tokensOf(request), onSettled };
     this.#unsent.push(() => this.#connector.store(hashes, first, blockIds, onReleased, options));
   }
 
-  #optionsOf(request: EngineRequest, first: number): StoreOptions {
+  /** Where the names of its blocks depend on its tokens alone. */
+  #tokensOf(request: EngineRequest | undefined): Pick<StoreOptions, 'tokens'> {
+    if (!request?.description.isPlain) return {};
     const { blockTokens } = this.#kv;
-    const { prefillOnly, description } = request;
-    const tokens = (from: number, to: number): Int32Array => request.tokenIds(from * blockTokens, to * blockTokens);
-    if (prefillOnly) prefillOnly.unsettled++;
-    const onSettled = (held: number, isBusy: boolean): void => {
-      prefillOnly!.unsettled--;
-      this.#onSettled?.(request, first, first + held, isBusy);
-    };
-    return { ...(description.isPlain && { tokens }), ...(prefillOnly && { onSettled }) };
+    return { tokens: (from, to) => request.tokenIds(from * blockTokens, to * blockTokens) };
   }
 
   #note(writeDown: WriteDownAhead, request: EngineRequest): void {
@@ -211,13 +226,23 @@ export class Exports {
     });
   }
 
-  /** How many leading columns of the tables hold at most `room` blocks that are not held yet. */
-  #columnsWithin(tables: readonly (readonly number[])[], room: number): number {
+  get #storeRoom(): number {
+    return (this.#connector.storeRoom ?? Number.POSITIVE_INFINITY) - this.#unsentBlocks;
+  }
+
+  /** How many leading columns of the tables hold at most `room` blocks that are not held yet, and `storeRoom` in all. */
+  #columnsWithin(tables: readonly (readonly number[])[], room: number, storeRoom: number): number {
     const columns = tables[0]!.length;
     let blocks = 0;
+    let inAll = 0;
     for (let i = 0; i < columns; i++) {
-      for (const table of tables) if (table[i] !== nullBlock && !this.#held.has(table[i]!)) blocks++;
-      if (blocks > room) return i;
+      for (const table of tables) {
+        if (table[i] === nullBlock) continue;
+        inAll++;
+        if (!this.#held.has(table[i]!)) blocks++;
+      }
+      if (inAll > storeRoom) this.#isCut = true;
+      if (blocks > room || inAll > storeRoom) return i;
     }
     return columns;
   }
@@ -225,4 +250,11 @@ export class Exports {
   #fullBlocks(request: EngineRequest): number {
     return Math.floor(request.computedTokens / this.#kv.blockTokens);
   }
+}
+
+/** Of the first `end` places of a row, those that are not null. */
+function blocksIn(row: readonly number[], end: number): number {
+  let blocks = 0;
+  for (let i = 0; i < Math.min(end, row.length); i++) if (row[i] !== nullBlock) blocks++;
+  return blocks;
 }

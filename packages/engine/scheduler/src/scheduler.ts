@@ -176,6 +176,12 @@ export class Scheduler {
     if (request.state === 'finished') this.remove(request);
   }
 
+  /** What the step computed for this request is no number: not kept, and what it has not offered of its earlier steps never is. */
+  spoiled(request: EngineRequest): void {
+    request.computedTokens = Math.min(request.computedTokens, request.offeredBlocks * this.#kv.blockTokens);
+    this.discarded(request);
+  }
+
   /** Where another worker waits for its blocks, the step is no longer than it asked for, so that they come while the next are computed. */
   #shorten({ prefillOnly, tokenCount, computedTokens }: EngineRequest): void {
     if (!prefillOnly) return;

@@ -106,8 +106,8 @@ export class Storing {
     if (prefillOnly.isPaused) return;
     exports.offer(request);
     if (prefillOnly.unsettled > 0) return;
-    // Nothing will come back to exports, and still there is no room: there never will be.
-    const isStuck = exports.heldBlocks === 0;
+    // Nothing will come back to exports or the connector, and still there is no room: there never will be.
+    const isStuck = exports.heldBlocks === 0 && connector.storingBlocks === 0;
     const isLeft = request.holdsBlocks && request.offeredBlocks < prefillOnly.blocks;
     if (isLeft && !isStuck && connector.attached) return;
     if (request.holdsBlocks) release(request);

@@ -140,8 +140,9 @@ export interface EngineStats {
   readonly headLoads: number;
   readonly expiredMatches: number;
   readonly expiredLoads: number;
+  /** Full blocks that were offered to the tier and that it holds, as it has said. */
   readonly exportedBlocks: number;
-  /** Full blocks that were never offered to the tier because exports held their share of the pool. */
+  /** Full blocks that it does not hold: never offered, because exports held their share of the pool, or not taken. */
   readonly skippedExportBlocks: number;
   readonly preemptions: number;
   /** Requests that waited, or were to wait, for blocks that another worker computes; those that wait now. */

@@ -10,6 +10,7 @@ import { ChainHasher, keysAndValues, layoutFingerprint, type Namespace, namespac
 import { Engine, noConnector } from '@kvtier/scheduler';
 import { endProcessAfter, type Logger, type RunningService, tellRenewed } from '@kvtier/telemetry';
 import { EngineService, startGrpcServer, TlsServerCredentials } from '@kvtier/wire/grpc';
+import { engineLimits } from './engine-limits.ts';
 import { LoadWatches } from './load-watches.ts';
 import { WorkerMetrics } from './metrics.ts';
 import type { OpenConnector } from './open-connector.ts';
@@ -74,11 +75,7 @@ export async function startWorker(
     dedupBlocks: config.dedupBlocks,
     maxPinnedBlocks: config.maxPinnedBlocks,
     writeDownAheadBlocks: config.writeDown === 'ahead' ? config.writeDownAheadBlocks : undefined,
-    limits: {
-      maxStepTokens: executor.maxStepTokens,
-      maxSequences: config.maxSequences,
-      maxWaiting: config.maxWaiting,
-    },
+    limits: engineLimits(config, executor.maxStepTokens),
     logger,
     ...(events && {
       onPackedEvents: (changes) => events.publishPacked(changes),

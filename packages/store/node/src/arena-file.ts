@@ -14,7 +14,7 @@ import {
   readFileSync,
   rmSync,
   statfsSync,
-  unlinkSync,
+  statSync,
   writeSync,
 } from 'node:fs';
 import { readFile } from 'node:fs/promises';
@@ -37,6 +37,8 @@ export interface ArenaFile {
   pages(): ArenaPages;
   readonly handle: ArenaHandle;
   readonly id: bigint;
+  /** Whether its path still leads to it. Where it does not, no engine can attach any more. @throws Error of fs when that cannot be told */
+  isThere(): boolean;
   /** Whether somebody holds this byte of the file beside it (`Hold` in session.proto). */
   isByteHeld(byte: number): boolean;
   /** Where engines read what is held (docs/formats.md, "Table of held blocks"); null where there is no room for it. */
@@ -153,27 +155,43 @@ export function createArenaFile(
     const pageBytes = type === hugetlbfsMagic ? bsize : smallPageBytes;
     const bytes = Math.floor(wantedBytes / pageBytes) * pageBytes;
     const handle = native.arenaCreate(file, bytes, Math.min(4, availableParallelism()));
-    const lock = openSync(lockFileOf(file), 'wx+', 0o600);
-    const held = makeHeldTable(lock, bytes);
-    if (group !== null) {
-      for (const name of [file, lockFileOf(file)]) {
-        chownSync(name, process.geteuid?.() ?? 0, group);
-        chmodSync(name, 0o660);
-      }
-    }
+    let lock: number | undefined;
+    let held: ReturnType<typeof makeHeldTable> = null;
+    // Either may be gone already: somebody cleans up shared memory.
     const close = (): void => {
       held?.close();
-      closeSync(lock);
+      if (lock !== undefined) {
+        closeSync(lock);
+        rmSync(lockFileOf(file), { force: true });
+      }
       native.arenaClose(handle);
-      rmSync(lockFileOf(file), { force: true });
-      unlinkSync(file);
+      rmSync(file, { force: true });
     };
-    const isByteHeld = (byte: number): boolean => native.isByteHeld(lock, byte);
-    const isInMemory = [tmpfsMagic, ramfsMagic, hugetlbfsMagic].includes(type);
-    const watch = new PageWatch(file, bytes, pageBytes);
-    const pages = (): ArenaPages => watch.pages();
-    const id = native.arenaId(handle);
-    return { path: file, bytes, isInMemory, pages, isByteHeld, held, handle, id, close, removed };
+    try {
+      const own = statSync(file, { bigint: true });
+      const byteLock = openSync(lockFileOf(file), 'wx+', 0o600);
+      lock = byteLock;
+      held = makeHeldTable(byteLock, bytes);
+      if (group !== null) {
+        for (const name of [file, lockFileOf(file)]) {
+          chownSync(name, process.geteuid?.() ?? 0, group);
+          chmodSync(name, 0o660);
+        }
+      }
+      const isByteHeld = (byte: number): boolean => native.isByteHeld(byteLock, byte);
+      const isThere = (): boolean => {
+        const now = statSync(file, { bigint: true, throwIfNoEntry: false });
+        return now?.ino === own.ino && now.dev === own.dev;
+      };
+      const isInMemory = [tmpfsMagic, ramfsMagic, hugetlbfsMagic].includes(type);
+      const watch = new PageWatch(file, bytes, pageBytes);
+      const pages = (): ArenaPages => watch.pages();
+      const id = native.arenaId(handle);
+      return { path: file, bytes, isInMemory, pages, isThere, isByteHeld, held, handle, id, close, removed };
+    } catch (error) {
+      close();
+      throw error;
+    }
   } catch (error) {
     throw KvError.from(error, 'SETUP');
   }

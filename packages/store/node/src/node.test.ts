@@ -222,6 +222,34 @@ it('answers probes from before its tiers are open until all of it is closed', as
   await quiet.close();
 });
 
+it('whose arena somebody removes is not ready, says so once, and ends what there is in order', async () => {
+  const lines: string[] = [];
+  const log = { ...silent, error: (_fields: object, line: string) => void lines.push(line) };
+  const onArenaGone = vi.fn<(close: () => Promise<void>) => void>();
+  const node = await open({ operations: { host: '127.0.0.1', port: 0 }, log, onArenaGone });
+  const before = await RawClient.connect(path.join(folder, 'node.sock'));
+  await before.attach({ payloadBytes: BigInt(payloadBytes) });
+  rmSync(node.arenaPath);
+  writeFileSync(node.arenaPath, 'of somebody else');
+  const after = await RawClient.connect(path.join(folder, 'node.sock'));
+  await expect(after.attach({ payloadBytes: BigInt(payloadBytes) })).rejects.toThrow(`${node.arenaPath} was removed`);
+  rmSync(node.arenaPath);
+  await vi.waitUntil(() => onArenaGone.mock.calls.length > 0, { timeout: 20_000 });
+  const ready = await fetch(`${node.operationsUrl}/health/ready`);
+  const why = `the arena's file ${node.arenaPath} was removed: no engine can attach`;
+  expect([ready.status, await ready.json()]).toEqual([503, { status: 'unavailable', why }]);
+  const { held } = await before.call({ $case: 'lookup', value: { hashes: packed('a', 1) } }, 'lookup');
+  expect(held).toBe(0);
+  await onArenaGone.mock.calls[0]![0]();
+  await node.close(); // once more
+  await before.ended;
+  expect(onArenaGone).toHaveBeenCalledOnce();
+  expect(lines).toEqual([expect.stringContaining('RemoveIPC')]);
+  expect(arenaFiles()).toEqual([]);
+  expect(existsSync(path.join(folder, 'node.sock'))).toBe(false);
+  await (await open()).close();
+});
+
 it('says so where its arena lies on a disk, and serves', async () => {
   const isOnDisk = statfsSync(folder).type !== statfsSync(arenaDir).type;
   const lines: string[] = [];

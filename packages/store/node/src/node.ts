@@ -15,7 +15,7 @@ import { type Clock, type Log, Watch } from '@kvtier/runtime';
 import { SessionServer } from '@kvtier/session';
 import type { NodeFigures } from '@kvtier/telemetry/node-metrics';
 import { ArenaTier, type ArenaTierOptions, type RedisSettings, type S3Settings, verifyBlocks } from '@kvtier/tiers';
-import { createArenaFile } from './arena-file.ts';
+import { type ArenaFile, createArenaFile } from './arena-file.ts';
 import { type DiskOptions, openLower, type Placement } from './lower.ts';
 import type { NodeMembershipOptions } from './membership.ts';
 import type { NodeEventsOptions } from './node-events.ts';
@@ -25,6 +25,8 @@ import type { TokenBook } from './token-book.ts';
 
 /** Longer than a step of a prompt's computation takes, also on slow processors; shorter than anybody waits for. */
 const diskSettleMs = 1_000;
+/** Between two looks whether the arena's file is still there. */
+const lookMs = 1_000;
 /** Of the watch by which tiers are slow: a turn of twice as long, waits for a processor included, counts for no more. */
 const watchMs = 50;
 
@@ -51,6 +53,11 @@ export interface CacheNodeOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly failpoint?: Failpoint | undefined;
+  /**
+   * Somebody has removed the arena's file: sessions go on, and no other can begin. What the process does about it; told once, from when
+   * the node is open. `close`: the node's own.
+   */
+  readonly onArenaGone?: ((close: () => Promise<void>) => void) | undefined;
   /** What the process counts, for `Stats`. */
   readonly gauges?: () => Readonly<Record<string, number>>;
 }
@@ -70,10 +77,16 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
   const { clock, log, failpoint } = options;
   const undo: (() => void | Promise<void>)[] = [];
   let whyNotReady: string | undefined = 'starting: arena and tiers are being opened';
+  let whyGone: string | undefined;
   let figures = (): NodeFigures => ({ tiers: [], counters: { ...turns(), ...options.gauges?.() } });
-  const close = async (): Promise<void> => {
+  let closing: Promise<void> | undefined;
+  const closeAll = async (): Promise<void> => {
     whyNotReady = 'draining: the node ends';
     for (let step = undo.pop(); step !== undefined; step = undo.pop()) await step();
+  };
+  const close = (): Promise<void> => {
+    closing ??= closeAll();
+    return closing;
   };
   try {
     const dataDir = makeDataDir(options.dataDir);
@@ -82,7 +95,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
     // Before all that takes its time, so that probes hear why; closed after all of it.
     const operations = options.operations
       ? await (await import('./operations.ts')).OperationsServer.open(options.operations, {
-          whyNotReady: () => whyNotReady,
+          whyNotReady: () => whyGone ?? whyNotReady,
           figures: () => figures(),
           clock,
           log,
@@ -167,6 +180,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       peerCredentials: (fd) => native.peerCredentials(fd),
       peerGroups: (fd) => native.peerGroups(fd),
       group: options.group ?? null,
+      isArenaThere: () => arenaFile.isThere(),
       isByteHeld: (byte) => arenaFile.isByteHeld(byte),
       tellsHeld: arenaFile.held !== null,
       gauges,
@@ -192,10 +206,36 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       }
     }
     whyNotReady = undefined;
+    const onGone = (): void => {
+      whyGone = `the arena's file ${arenaFile.path} was removed: no engine can attach`;
+      const mend = 'start the node again, and keep cleaners and RemoveIPC of systemd-logind off it (docs/operating.md)';
+      log.error({ arena: arenaFile.path }, `the arena's file was removed by somebody else; ${mend}`);
+      options.onArenaGone?.(close);
+    };
+    undo.push(watchArena(arenaFile, clock, onGone));
     return { arenaPath: arenaFile.path, store, server, operationsUrl: operations?.url, close };
   } catch (error) {
     await close();
     throw KvError.from(error, 'SETUP');
+  }
+}
+
+/** Tells once when the arena's file has gone; the result ends the watch. */
+function watchArena(arena: ArenaFile, clock: Clock, onGone: () => void): () => void {
+  const look = (): void => {
+    if (isGone(arena)) onGone();
+    else cancel = clock.after(lookMs, look);
+  };
+  let cancel = clock.after(lookMs, look);
+  return () => cancel();
+}
+
+/** Only where the folder says so: one that cannot be read for a moment says nothing. */
+function isGone(arena: ArenaFile): boolean {
+  try {
+    return !arena.isThere();
+  } catch {
+    return false;
   }
 }
 

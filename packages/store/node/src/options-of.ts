@@ -2,8 +2,17 @@
 import { type CacheNodeConfig, readGroup, readKvEventsCurve, readPeerCredentials } from '@kvtier/config';
 import { failpointFromEnv } from '@kvtier/placement';
 import { systemClock } from '@kvtier/runtime';
-import { type Logger, refusedRenewals, tellRenewed } from '@kvtier/telemetry';
+import { endProcess, endProcessAfter, type Logger, refusedRenewals, tellRenewed } from '@kvtier/telemetry';
 import type { CacheNodeOptions } from './node.ts';
+
+/** As after SIGTERM: what is queued is written down by then. */
+const closeMs = 7_000;
+
+/** A sound node is to be started in its place: in order, and with the exit code of a failure. */
+function endAndFail(close: () => Promise<void>): void {
+  endProcessAfter(1, closeMs, 'cache-node');
+  void close().finally(() => endProcess(1));
+}
 
 /** @throws KvError CONFIG: a file that cannot be used */
 export function optionsOf(config: CacheNodeConfig, log: Logger): CacheNodeOptions {
@@ -22,5 +31,5 @@ export function optionsOf(config: CacheNodeConfig, log: Logger): CacheNodeOption
   const membership = config.membership && { ...config.membership, redis: list! };
   const gauges = () => ({ 'renewals.refused': refusedRenewals() });
   const read = { group: readGroup(config.group), peers, kvEvents, redis, s3, membership };
-  return { ...config, ...read, clock: systemClock, log, failpoint, gauges };
+  return { ...config, ...read, clock: systemClock, log, failpoint, gauges, onArenaGone: endAndFail };
 }

@@ -173,6 +173,7 @@ export class Connection {
       headerBytes,
       arenaPath,
       arenaId,
+      isArenaThere = () => true,
       store,
       endPrevious,
       peer,
@@ -184,6 +185,7 @@ export class Connection {
       log,
     } = this.#options;
     checkAttach(attach, maxPayloadBytes);
+    checkArena(arenaPath, isArenaThere);
     if (attach.previousSession.length > 0) endPrevious(attach.previousSession.toString('hex'), peer);
     const namespace = namespaceFromDigest(attach.namespace);
     const traits = { tenant: attach.tenant, ttlS: attach.ttlSeconds, hashBytes: attach.hashBytes };
@@ -262,6 +264,18 @@ function unknownRequest(isAttached: boolean): KvError {
 
 const maxTenantName = 200;
 const maxTtlSeconds = 10 * 365 * 86_400;
+
+/** KvError SETUP: the file that an engine would map is not there. */
+function checkArena(arenaPath: string, isArenaThere: () => boolean): void {
+  let why = 'was removed';
+  try {
+    if (isArenaThere()) return;
+  } catch (error) {
+    why = `cannot be looked at (${(error as Error).message})`;
+  }
+  const what = `attach: the arena's file ${arenaPath} ${why}`;
+  throw new KvError('SETUP', `${what}; start the cache node again, and see what cleans up its folder`, { retry: true });
+}
 
 /** KvError PROTOCOL for what this node cannot speak, CAPACITY for blocks that the arena cannot hold. */
 function checkAttach(attach: Attach, maxPayloadBytes: number): void {

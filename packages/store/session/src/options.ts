@@ -16,6 +16,8 @@ export interface SessionServerOptions {
   readonly arenaPath: string;
   readonly arenaBytes: number;
   readonly arenaId: bigint;
+  /** Whether `arenaPath` still leads to it; absent: it does. */
+  readonly isArenaThere?: () => boolean;
   /** Larger blocks are refused at Attach. */
   readonly maxPayloadBytes: number;
   /** Bytes of a header, between a slot and its payload. */

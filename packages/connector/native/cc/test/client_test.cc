@@ -249,6 +249,76 @@ TEST_F(Client, AGpuThatIsAskedWhetherItHangsCostsAnotherNothing) {
   EXPECT_TRUE(ended(kvtier_load(client_, arena_, layouts[0], 1, &block, &offset, &wanted, 0)));
 }
 
+// With eight hardware queues, as in an engine's process. Run by itself: the emulator puts a stream onto the queue with the fewest.
+TEST_F(Client, ACopyThatWaitsForTheEnginesStepsHoldsUpNoOtherStreamOfIt) {
+  const char* path = std::getenv("KVTIER_CUDA_DRIVER");
+  ASSERT_NE(path, nullptr);
+  void* driver = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(driver, nullptr) << dlerror();
+  const auto call = [&](const char* name, auto... values) {
+    return reinterpret_cast<int (*)(decltype(values)...)>(dlsym(driver, name))(values...);
+  };
+  const kvtier_options patient{1, 1, 0, 64, 60'000};
+  kvtier_client* client = kvtier_open(&patient);
+  const int64_t arena = kvtier_map(client, path_.c_str(), kBytes, kId, 0);
+  ASSERT_GT(arena, 0) << kvtier_last_error();
+  void *context = nullptr, *gate = nullptr, *memory = nullptr;
+  ASSERT_EQ(call("cuDevicePrimaryCtxRetain", &context, 0), 0);
+  ASSERT_EQ(call("cuCtxSetCurrent", context), 0);
+  constexpr uint64_t kPayload = 4096;
+  ASSERT_EQ(call("cuMemAlloc_v2", &memory, 3 * size_t{kPayload}), 0);
+  auto* const bytes = static_cast<uint8_t*>(memory);
+  const kvtier_part part{reinterpret_cast<uint64_t>(memory), kPayload, 1, 0, kPayload};
+  // Kernels are loaded while the device has nothing to do.
+  const int64_t first = kvtier_device_layout(client, 0, &part, 1, 2);
+  ASSERT_GT(first, 0) << kvtier_last_error();
+  ASSERT_EQ(kvtier_forget_layout(client, first), 1);
+
+  // The engine's: a step in one queue, a stream in each of the seven others, the default one (0) among them; and two for balance, so that
+  // the streams of copies, in the order in which they are made and taken, lie on those seven.
+  void* const step = reinterpret_cast<void* (*)(void**)>(dlsym(driver, "kvtier_standin_held_stream"))(&gate);
+  std::vector<void*> made(8);
+  for (void*& stream : made) ASSERT_EQ(call("cuStreamCreateWithPriority", &stream, 1u, 0), 0);
+  std::vector<void*> others(made.begin(), made.begin() + 6);
+  others.push_back(nullptr);
+  const int64_t layout = kvtier_device_layout(client, 0, &part, 1, 2);
+  ASSERT_GT(layout, 0) << kvtier_last_error();
+  ASSERT_TRUE(Until([&] { return kvtier_pinning(client, arena, 0) == 1; }));
+
+  const uint64_t blocks[] = {0, 1}, offsets[] = {kPage, 2 * kPage};
+  uint64_t sum = 0;
+  uint8_t good = 0;
+  const auto ends = [&](int64_t job, uint64_t* said) {
+    ASSERT_GT(job, 0) << kvtier_last_error();
+    ASSERT_EQ(kvtier_wait(client, job, 20'000'000), 1);
+    ASSERT_EQ(kvtier_take(client, job, said, &good, 1), 1);
+    EXPECT_EQ(good, 1);
+  };
+  ends(kvtier_store(client, arena, layout, 1, &blocks[0], &offsets[0], 0), &sum);
+  ends(kvtier_load(client, arena, layout, 1, &blocks[0], &offsets[0], &sum, 0), nullptr);
+  const auto waits = [&](bool load) {
+    const int before = call("kvtier_slow_awaited", step);
+    const int64_t mark = kvtier_mark(client, 0, step);
+    const int64_t job = load ? kvtier_load(client, arena, layout, 1, &blocks[0], &offsets[0], &sum, mark)
+                             : kvtier_store(client, arena, layout, 1, &blocks[1], &offsets[1], mark);
+    EXPECT_GT(job, 0) << kvtier_last_error();
+    EXPECT_EQ(kvtier_forget_mark(client, mark), 1);
+    EXPECT_TRUE(Until([&] { return call("kvtier_slow_awaited", step) > before; }));
+    for (void* stream : others) {
+      EXPECT_EQ(call("kvtier_standin_set", stream, static_cast<void*>(bytes + 2 * kPayload), 1, size_t{16}), 0);
+      EXPECT_TRUE(Until([&] { return call("cuStreamQuery", stream) == 0; }, 5)) << "behind a " << (load ? "load" : "store");
+    }
+    EXPECT_EQ(kvtier_wait(client, job, 0), 0);
+    return job;
+  };
+  const int64_t load = waits(true), store = waits(false);
+  call("kvtier_standin_open", gate);
+  ends(load, nullptr);
+  ends(store, nullptr);
+  for (void* stream : made) EXPECT_EQ(call("cuStreamDestroy_v2", stream), 0);
+  EXPECT_EQ(kvtier_close(client, 20'000'000), 1);
+}
+
 TEST(Threads, AnArenaIsMadeWithThoseThatThereAre) {
   for (const int left : {0, 1, 2}) {
     const std::string path = NewPath("made");

@@ -1,8 +1,9 @@
 // The driver on the emulator (packages/engine/cuda/checks/standin_cuda.cc), but that device 0 can be slow to say whether something has
-// ended. What is not here is found in the library that this one needs.
+// ended, and that it tells who has come to a place in a stream. What is not here is found in the library that this one needs.
 #include <dlfcn.h>
 
 #include <condition_variable>
+#include <map>
 #include <mutex>
 
 #define ENTRY extern "C" __attribute__((visibility("default"))) int
@@ -15,6 +16,13 @@ std::mutex mutex;
 std::condition_variable changed;
 bool slow = false;
 int waiting = 0;
+std::map<void*, void*> recorded;  // event -> its stream
+std::map<void*, int> awaited;     // stream -> times that somebody asked for, or began to wait for, an event of it
+
+void Await(void* event) {
+  const std::lock_guard lock(mutex);
+  if (const auto found = recorded.find(event); found != recorded.end()) ++awaited[found->second];
+}
 
 template <class Entry>
 Entry* Behind(Entry* here, const char* name) {
@@ -35,7 +43,25 @@ ENTRY kvtier_slow_waiting() {
   const std::lock_guard lock(mutex);
   return waiting;
 }
+ENTRY kvtier_slow_awaited(void* stream) {
+  const std::lock_guard lock(mutex);
+  return awaited[stream];
+}
+ENTRY cuEventRecord(void* event, void* stream) {
+  static auto* const record = Behind(&cuEventRecord, "cuEventRecord");
+  const int status = record(event, stream);
+  const std::lock_guard lock(mutex);
+  recorded[event] = stream;
+  return status;
+}
+ENTRY cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+  static auto* const wait = Behind(&cuStreamWaitEvent, "cuStreamWaitEvent");
+  const int status = wait(stream, event, flags);
+  Await(event);
+  return status;
+}
 ENTRY cuEventQuery(void* event) {
+  Await(event);
   static auto* const ask = Behind(&cuEventQuery, "cuEventQuery");
   int device = -1;
   if (cuCtxGetDevice(&device) == 0 && device == 0) {

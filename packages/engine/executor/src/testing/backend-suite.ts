@@ -3,7 +3,7 @@
  * same tokens with and without cached prefixes, blocks that travel through an arena, also between backends. Test code only.
  */
 import { randomBytes } from 'node:crypto';
-import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { cp, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
@@ -19,6 +19,7 @@ import {
 } from '../index.ts';
 import { goldenDir, goldenFamilies, readGolden } from './golden.ts';
 import { blocksFor, prefill, relativeError, runStep } from './run-step.ts';
+import { expectOnlyItsOwnHarm, spoilToken } from './spoiled-token.ts';
 
 export interface SuiteSize {
   /** Prompts with random cached prefixes. */
@@ -36,7 +37,8 @@ function optionsOf(backend: BackendName, family: string, gpu: GpuSettings): Exec
 }
 
 const opened: Executor[] = [];
-async function open(
+/** Closed when its test ends. */
+export async function open(
   backend: BackendName,
   family: string,
   gpu: GpuSettings = {},
@@ -92,6 +94,21 @@ export function describeGpuBackend(backend: 'cuda' | 'cuda-emulated', size: Suit
         expect(await greedy(executor, tokens, blocks, cached * blockTokens), `prompt ${seed}`).toEqual(expected);
       }
     });
+  });
+
+  it('a token that makes no numbers spoils its own sequence alone', { timeout: 120_000 }, async () => {
+    const modelDir = await mkdtemp(join(tmpdir(), 'kvtier-spoiled-'));
+    try {
+      await cp(goldenDir('llama'), modelDir, { recursive: true });
+      await spoilToken(modelDir, 7);
+      for (const computeDtype of ['f32', 'f16', 'bf16'] as const) {
+        const executor = await createExecutor({ ...optionsOf(backend, 'llama', { computeDtype }), modelDir });
+        opened.push(executor);
+        await expectOnlyItsOwnHarm(executor, 7);
+      }
+    } finally {
+      await rm(modelDir, { recursive: true });
+    }
   });
 
   it('says why cuBLASLt is missing, whatever its path is called', { timeout: 60_000 }, async () => {
@@ -250,6 +267,19 @@ export function describeGpuBackend(backend: 'cuda' | 'cuda-emulated', size: Suit
       });
     });
 
+    it('an arena that was left is unmapped, each of a row of them', { timeout: 60_000 }, async () => {
+      const gpu = await open(backend, 'llama');
+      for (let life = 0; life < 3; life++) {
+        await withArena(async (path, id) => {
+          const arena = gpu.attachArena(path, arenaBytes, id);
+          expect(await isMapped(path)).toBe(true);
+          await gpu.exportBlocks(arena, Int32Array.of(1), Float64Array.of(4096));
+          await gpu.detachArena(arena);
+          await vi.waitUntil(async () => !(await isMapped(path)), { timeout: 20_000 });
+        });
+      }
+    });
+
     it('a payload that was changed is found, the others arrive', { timeout: 60_000 }, async () => {
       await withArena(async (path, id) => {
         const gpu = await open(backend, 'llama', { computeDtype: 'bf16' });
@@ -284,6 +314,10 @@ export function describeGpuBackend(backend: 'cuda' | 'cuda-emulated', size: Suit
     });
   });
 }
+
+/** In this process. */
+export const isMapped = async (path: string): Promise<boolean> =>
+  (await readFile('/proc/self/maps', 'utf8')).includes(path);
 
 async function expectGolden(executor: Executor, family: string, tolerance: number): Promise<void> {
   const { tokens, positions, logits } = readGolden(family);

@@ -62,6 +62,7 @@ type Step = () => Promise<StepResult>;
 export class FaultyConnector implements Connector {
   attached = true;
   storingBlocks = 0;
+  storeRoom = Number.POSITIVE_INFINITY;
   /** Content by hash, behind "group:" in groups other than the first. */
   readonly tier: Map<string, Uint32Array>;
   /** By request. */

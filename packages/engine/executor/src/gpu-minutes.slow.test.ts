@@ -1,0 +1,199 @@
+/**
+ * How a GPU machine's minutes are used: in what order, what is left out where time is short, and what is still there when it ends from outside.
+ * The script runs as it is unpacked there, with programs and a clock that a test scripts: each case takes `caseSeconds`.
+ */
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import {
+  copyFileSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+
+const cuda = fileURLToPath(new URL('../../cuda', import.meta.url));
+const caseSeconds = 20;
+const deadlineMs = 240_000; // some seconds of CPU; on a busy machine it may wait long for its turn
+
+/** What is asked of the figures, in the order of the verdicts. */
+const asked = [
+  ...['transfer', 'transfer_while_decoding', 'model_8b', 'model_8b_unequal', 'system_8192', 'system_beside_decode'],
+  ...['system_equal', 'system_equal_bits', 'attention_prefill', 'attention_tail', 'torch'],
+  'whole cuda random:8b 10000 8192',
+];
+
+let folder = '';
+const at = (name: string): string => join(folder, name);
+const lines = (name: string): string[] => readFileSync(at(name), 'utf8').trim().split('\n');
+
+/** A case tells its name, prints what the test has put into `figures/NAME`, and does what stands in `does/NAME`. */
+const stands: Readonly<Record<string, string>> = {
+  'path/date': 'case $1 in +%s) cat "$T/clock" ;; *) echo 00:00:00 ;; esac',
+  'path/nvidia-smi': 'echo a GPU',
+  'run-case': `
+echo "$1" >> "$T/told"
+[[ $1 = "check "* ]] || echo $(($(cat "$T/clock") + ${caseSeconds})) > "$T/clock"
+[ ! -e "$T/figures/$1" ] || cat "$T/figures/$1"
+[ ! -e "$T/does/$1" ] || . "$T/does/$1"`,
+  'bin/kernel_bench': `
+case $1 in
+  --list) printf '%s\\n' transfer model_8b gemm ;;
+  --probe) echo '{"device":"a GPU","cublaslt":"cuBLASLt 13"}' ;;
+  --case) exec "$T/run-case" "$2" ;;
+esac`,
+  'bin/runtime_check': 'echo \'{"kernel":"runtime","case":"launch","ok":true}\'',
+  'bin/kernel_check': `
+[ "$1" != --list ] || { printf '%s\\n' norm rope; exit; }
+echo "{\\"kernel\\":\\"$1\\",\\"case\\":\\"first\\",\\"ok\\":true}"
+"$T/run-case" "check $1"`,
+  'system/node': 'shift; echo "$KVTIER_BENCH_DIR $XDG_CACHE_HOME" >> "$T/folders"; exec "$T/run-case" "whole $*"',
+  python: 'case $1 in -c) ;; *) exec "$T/run-case" torch ;; esac',
+};
+
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'kvtier-gpu-minutes-'));
+  for (const name of ['sources', 'figures', 'does', 'path', 'bin', 'system', 'out']) mkdirSync(at(name));
+  for (const name of ['gpu-session.sh', 'verdicts.awk']) copyFileSync(join(cuda, name), at(name));
+  for (const [name, text] of Object.entries(stands)) writeFileSync(at(name), `#!/bin/bash\n${text}\n`, { mode: 0o755 });
+  writeFileSync(at('clock'), '1000000\n');
+  writeFileSync(at('told'), '');
+});
+afterEach(() => rmSync(folder, { recursive: true }));
+
+const settings = (): NodeJS.ProcessEnv => ({
+  T: folder,
+  HOME: folder,
+  PATH: `${at('path')}:/usr/bin:/bin`,
+  OUT: at('out'),
+  KVTIER_TORCH_PYTHON: at('python'),
+});
+
+function session(args: readonly string[], env: NodeJS.ProcessEnv = {}): { code: number | null; said: string } {
+  const ended = spawnSync(at('gpu-session.sh'), args, { encoding: 'utf8', env: { ...settings(), ...env } });
+  return { code: ended.status, said: ended.stdout + ended.stderr };
+}
+
+/** The cases that ran, without the checks, which run beside some of them. */
+const told = (): string[] => lines('told').filter((name) => !name.startsWith('check '));
+
+const transfers = ['export', 'import', 'import by layer']
+  .flatMap((move) => ['2048 KiB x 256', '64 KiB x 4096', '16 KiB x 8192'].map((size) => `${move} ${size}`))
+  .map((name) => `{"name":"${name}","value":1,"unit":"us","limit":1,"limitName":"x","ratio":0.99}\n`)
+  .join('');
+
+it(
+  'what is asked comes first, in its order; what no longer fits into the time is left out, with the reason',
+  () => {
+    writeFileSync(at('figures/transfer'), transfers);
+    const { code, said } = session(['--seconds', '325']);
+    expect(told()).toEqual([
+      ...asked,
+      'system_512',
+      'whole cuda random:8b 10000 512',
+      'model_8b_tails',
+      'system_start',
+    ]);
+    expect(said).toContain(': left out: it usually takes 40 s, 20 s are left\n');
+    expect(said).toContain('met: exports and imports alone, of one pinned copy, 0.9, 9 of 9\n');
+    expect(said).toContain('checks: ok');
+    expect(lines('out/figures.jsonl').at(-1)).toMatch(
+      /^\{"case":"gemm","leftOut":"it usually takes 20 s, \d+ s were left"\}$/,
+    );
+    expect(code).toBe(0);
+  },
+  deadlineMs,
+);
+
+it(
+  'where no time is left for anything, that is what the verdicts say',
+  () => {
+    const { code, said } = session(['--seconds', '6', 'speed']);
+    expect(told()).toEqual(['']);
+    expect(said).toContain(
+      'asked: not measured: exports and imports alone, of one pinned copy, 0.9; transfer: left out, it usually takes 15 s, 1 s were left\n',
+    );
+    expect(code).toBe(0);
+  },
+  deadlineMs,
+);
+
+it(
+  'ended by SIGTERM it says what was measured until then, and of which checks',
+  async () => {
+    writeFileSync(at('figures/transfer'), transfers);
+    writeFileSync(at('does/system_equal'), 'exec sleep 1000');
+    writeFileSync(at('does/check rope'), 'exec sleep 1000');
+    const running = spawn(at('gpu-session.sh'), ['speed', 'checks', 'system'], { env: settings() });
+    let said = '';
+    running.stdout.on('data', (text: Buffer) => {
+      said += text.toString();
+    });
+    const closed = once(running, 'close');
+    await expect
+      .poll(
+        () =>
+          [...lines('told'), existsSync(at('out/checks.jsonl')) && readFileSync(at('out/checks.jsonl'), 'utf8')].join(),
+        { timeout: deadlineMs },
+      )
+      .toMatch(/system_equal.*"norm"/s);
+    await expect.poll(() => lines('told'), { timeout: deadlineMs }).toContain('check rope');
+    running.kill('SIGTERM');
+    expect(await closed).toEqual([143, null]);
+    expect(said).toContain('asked: met: exports and imports alone, of one pinned copy, 0.9, 9 of 9\n');
+    expect(said).toContain(
+      'asked: INCOMPLETE: prompts that give the same warm as cold, 1, 0 of 3; system_equal: was ended from outside; system_equal_bits: not run\n',
+    );
+    expect(lines('out/checks.jsonl').map((line) => (JSON.parse(line) as { kernel: string }).kernel)).toEqual([
+      'runtime',
+      'norm',
+      'rope',
+    ]);
+    expect(readdirSync(folder)).not.toContain('scratch');
+  },
+  deadlineMs,
+);
+
+it(
+  'what a case leaves unsaid, and figures of a session before, are no verdict',
+  () => {
+    writeFileSync(at('figures/transfer'), transfers);
+    expect(session(['speed']).code).toBe(0);
+    rmSync(at('figures/transfer'));
+    writeFileSync(at('does/transfer'), 'printf \'{"name":"half\'; exit 7');
+    const { code, said } = session(['speed']);
+    expect(said).toContain(
+      'INCOMPLETE: exports and imports alone, of one pinned copy, 0.9, 0 of 9; transfer: ended with code 7\n',
+    );
+    expect(code).toBe(1);
+    expect(lines('out/figures-1.jsonl')).toHaveLength(9);
+    expect(lines('out/figures.jsonl')).toEqual(['{"name":"half', '{"case":"transfer","error":"ended with code 7"}']);
+  },
+  deadlineMs,
+);
+
+it(
+  'the disk that is measured lies outside of what is carried away, and a second session finds the cache of the first',
+  () => {
+    session(['whole']);
+    session(['whole'], { KVTIER_BENCH_DIR: at('figures'), KVTIER_BENCH_CACHE: at('bin') });
+    const [first, , , fourth] = lines('folders').map((line) => line.split(' '));
+    expect(first![0]).toMatch(`${at('scratch')}/kvtier-gpu-`);
+    expect(first![1]).toBe(at('cache'));
+    expect(fourth![0]).toMatch(`${at('figures')}/kvtier-gpu-`);
+    expect(fourth![1]).toBe(at('bin'));
+    expect([existsSync(at('scratch')), readdirSync(at('figures')), readdirSync(at('out'))]).toEqual([
+      false,
+      [],
+      ['checks.jsonl', 'figures.jsonl', 'log.txt', 'summary.txt'],
+    ]);
+  },
+  deadlineMs,
+);
