@@ -66,7 +66,6 @@ const memory = (): object => {
 
 async function give(count: number): Promise<(what: string, number: number) => Promise<unknown>> {
   const index = new DiskIndex();
-  index.table.reserve(count + 100_000);
   const segments = Array.from({ length: Math.ceil(count / 1000) + 1 }, (_, id) => new Segment(id, '', 0, 0, 0));
   for (const segment of segments) index.register(segment);
   let [first, end] = [0, 0];

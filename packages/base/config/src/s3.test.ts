@@ -16,6 +16,7 @@ it('has defaults for all but bucket and bytes', () => {
     idleLimitMs: 5_000,
     flushMs: 100,
     refreshMs: 10_000,
+    maxBlocks: 4_194_304,
   });
 });
 

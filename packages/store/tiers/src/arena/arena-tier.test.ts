@@ -28,8 +28,8 @@ afterEach(() => {
   rmSync(path, { force: true });
 });
 
-const makeTier = (onEvict: (hash: HashKey) => void = () => {}): ArenaTier =>
-  new ArenaTier({ arena, arenaBytes, chunkBytes, nowUs: () => 0, onEvict: (_, evicted) => onEvict(evicted) });
+const makeTier = (onEvict: (hash: HashKey) => void = () => {}, nowUs = () => 0): ArenaTier =>
+  new ArenaTier({ arena, arenaBytes, chunkBytes, nowUs, onEvict: (_, evicted) => onEvict(evicted) });
 
 /** Allocate, fill with random bytes, publish. False when there was no slot. */
 function put(tier: ArenaTier, number: number, payloadBytes: number, parent: number | null = null): boolean {
@@ -167,6 +167,74 @@ describe('ArenaTier', () => {
     while (tier.stats().evictions === 0) put(tier, small++, 3000);
     expect(put(tier, 5000, 300 << 10)).toBe(true);
     expect(tier.lookup(namespace, [hash(5000)])).toBe(1);
+    tier.checkIntegrity();
+  });
+
+  /** Blocks of so many bytes each, numbered from `first` on, that would fill the arena so many times. */
+  function fill(tier: ArenaTier, first: number, payloadBytes: number, times: number): void {
+    const count = Math.ceil((times * arenaBytes) / payloadBytes);
+    for (let number = 0; number < count; number++) expect(put(tier, first + number, payloadBytes)).toBe(true);
+  }
+  const heldBytes = (tier: ArenaTier, first: number, payloadBytes: number): number => {
+    let count = 0;
+    for (let number = 0; number < 10_000; number++) if (tier.get(namespace, hash(first + number))) count++;
+    return count * payloadBytes;
+  };
+
+  let us = 0;
+  it('a size that nobody uses any more ends with nothing, whoever else is there', () => {
+    const tier = makeTier(undefined, () => ++us);
+    for (const [at, payloadBytes] of [3_500, 7_500, 11_500, 15_500].entries()) {
+      fill(tier, at * 10_000, payloadBytes, 3);
+      tier.checkIntegrity();
+    }
+    expect(heldBytes(tier, 30_000, 15_500)).toBeGreaterThan(0.85 * arenaBytes);
+  });
+
+  it.each([
+    [
+      'a block of which is used now and then',
+      (tier: ArenaTier) => {
+        const held = Array.from({ length: 1_000 }, (_, number) => hash(number)).find((each) =>
+          tier.get(namespace, each),
+        );
+        tier.touch(namespace, [held!]);
+      },
+    ],
+    ['of which blocks come now and then', (tier: ArenaTier, round: number) => void put(tier, 1_000_000 + round, 3_500)],
+  ])('a size %s keeps its share, however much comes of another one', (_, use) => {
+    const tier = makeTier(undefined, () => ++us);
+    fill(tier, 0, 3_500, 2);
+    const { blocks } = tier.stats();
+    for (let round = 0; round < 20; round++) {
+      fill(tier, 10_000 * (round + 1), 15_500, 0.5);
+      use(tier, round);
+    }
+    expect(tier.stats().bytes).toBeGreaterThan(0.9 * arenaBytes);
+    const others = heldBytes(tier, 200_000, 15_500);
+    expect(others).toBeLessThan(0.6 * arenaBytes);
+    expect(tier.stats().blocks).toBeGreaterThan(blocks / 3);
+    tier.checkIntegrity();
+  });
+
+  it('of a size that nobody uses, what is pinned stays, and is looked for no more than once', () => {
+    const tier = makeTier(undefined, () => ++us);
+    fill(tier, 0, 3_500, 2);
+    const held = Array.from({ length: 1_000 }, (_, number) => hash(number)).filter((each) => tier.get(namespace, each));
+    for (const each of held) tier.pin(namespace, each);
+    expect(put(tier, 10_000, 15_500)).toBe(false);
+    for (const each of held.slice(0, held.length / 2)) tier.unpin(namespace, each);
+    fill(tier, 10_000, 15_500, 3);
+    const looks = vi.spyOn(SizeClass.prototype, 'coldestOf');
+    fill(tier, 20_000, 15_500, 1);
+    expect(looks).not.toHaveBeenCalled();
+    looks.mockRestore();
+    expect(held.filter((each) => tier.get(namespace, each)).length).toBeGreaterThanOrEqual(held.length / 2);
+    const { blocks } = tier.stats();
+    for (const each of held.slice(held.length / 2)) tier.unpin(namespace, each);
+    fill(tier, 30_000, 15_500, 1);
+    expect(held.filter((each) => tier.get(namespace, each))).toEqual([]);
+    expect(tier.stats().blocks).toBeLessThan(blocks);
     tier.checkIntegrity();
   });
 

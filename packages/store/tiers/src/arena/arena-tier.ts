@@ -27,6 +27,7 @@ import type {
 } from '../kit/tier.ts';
 import type { ArenaBlock, BlockFields } from './arena-block.ts';
 import { type Ranked, SizeClass, type SizeClassOptions } from './size-class.ts';
+import { SizeClasses } from './size-classes.ts';
 import { SlotAllocator } from './slot-allocator.ts';
 import { copyIn, copyOut } from './slot-copies.ts';
 
@@ -65,8 +66,7 @@ export class ArenaTier implements Tier {
   readonly #detail: () => Readonly<Record<string, number>>;
   readonly #allocator: SlotAllocator;
   readonly #index = new Map<string, Map<HashKey, Entry>>();
-  /** By slot size: eviction looks among those first that can take each other's place. */
-  readonly #classes = new Map<number, SizeClass<Entry>>();
+  readonly #classes = new SizeClasses<Entry>((slotBytes) => this.#newClass(slotBytes));
   readonly #bySlot = new Map<number, Entry>();
   /** Removed while pinned, by namespace and hash; freed at the last unpin. */
   readonly #leaving = new Map<string, Entry[]>();
@@ -137,7 +137,7 @@ export class ArenaTier implements Tier {
     invariant(hold !== undefined, () => `arena: slot ${slot} is released and was not held`);
     if (--hold.count > 0) return;
     this.#held.delete(slot);
-    if (hold.isFreed) this.#allocator.free(slot);
+    if (hold.isFreed) this.#free(slot);
     else this.#unused(this.#bySlot.get(slot));
   }
 
@@ -158,7 +158,7 @@ export class ArenaTier implements Tier {
       expiresS,
     });
     native.arenaWrite(this.#arena, slot, header);
-    const sizeClass = this.#classOf(slotBytes);
+    const sizeClass = this.#classes.published(slotBytes);
     const index = sizeClass.nextIndex;
     const pins = this.#leavingOf(namespace, hash)?.[0]?.pins ?? { count: 0 };
     const usedUs = this.#nowUs();
@@ -217,7 +217,7 @@ export class ArenaTier implements Tier {
       const entry = this.#find(namespace, hashes[at]!);
       if (entry === undefined) continue;
       entry.usedUs = nowUs;
-      this.#classOf(entry.slotBytes).touch(entry);
+      this.#classes.used(entry.slotBytes).touch(entry);
     }
   }
 
@@ -324,26 +324,22 @@ export class ArenaTier implements Tier {
     return this.#leaving.size === 0 ? undefined : this.#leaving.get(namespace.key + hash);
   }
 
-  #classOf(slotBytes: number): SizeClass<Entry> {
-    let sizeClass = this.#classes.get(slotBytes);
-    if (sizeClass === undefined) {
-      sizeClass = new SizeClass({
-        ...this.#order,
-        isIdle: (entry) => this.#isIdle(entry),
-        parentOf: ({ namespace, parent }) => {
-          const above = parent === null ? undefined : this.#find(namespace, parent);
-          return above?.slotBytes === slotBytes ? above : undefined;
-        },
-      });
-      this.#classes.set(slotBytes, sizeClass);
-    }
-    return sizeClass;
+  #newClass(slotBytes: number): SizeClass<Entry> {
+    return new SizeClass({
+      ...this.#order,
+      isIdle: (entry) => this.#isIdle(entry),
+      parentOf: ({ namespace, parent }) => {
+        const above = parent === null ? undefined : this.#find(namespace, parent);
+        return above?.slotBytes === slotBytes ? above : undefined;
+      },
+    });
   }
 
   /** Somebody uses the block no more; others may. */
   #unused(entry: Entry | undefined): void {
     if (entry === undefined || !this.#isIdle(entry)) return;
-    this.#classOf(entry.slotBytes).idle(entry);
+    this.#classes.get(entry.slotBytes)!.idle(entry);
+    this.#classes.loosened(entry.slotBytes);
     this.#loosened.add(entry.slotBytes);
   }
 
@@ -355,19 +351,20 @@ export class ArenaTier implements Tier {
   /**
    * Take the place of the coldest block: of the same size while that size holds its share of the arena, else of the slab of
    * another size that was used longest ago. A size that holds less than an even share takes from those that hold more; one
-   * that has nothing takes from anybody.
+   * that has nothing takes from anybody, and whatever a size holds, it takes from those that are unused.
    */
   #allocateByEviction(slotBytes: number): number | undefined {
     const own = this.#coldest(slotBytes);
-    const share =
-      this.#allocator.capacityBytes / Math.max(1, this.#classes.size + (this.#classes.has(slotBytes) ? 0 : 1));
+    const unused = own === undefined ? undefined : this.#allocateFromUnused(slotBytes);
+    if (unused !== undefined) return unused;
     const ownBytes = this.#allocator.slabBytesOf(slotBytes);
+    const share = this.#allocator.capacityBytes / (this.#allocator.sizeCount + (ownBytes > 0 ? 0 : 1));
     const isBelowShare = ownBytes + this.#allocator.chunkBytes <= share;
     if (own !== undefined && !isBelowShare) {
       this.#evict(own);
       return this.#allocator.allocate(slotBytes);
     }
-    const others = [...this.#classes.keys()]
+    const others = [...this.#classes.sizes()]
       .filter((size) => size !== slotBytes && this.#allocator.slabBytesOf(size) > 0)
       .map((size) => ({ size, coldest: this.#coldest(size), isAbove: this.#allocator.slabBytesOf(size) > share }))
       .filter(({ coldest }) => coldest !== undefined)
@@ -384,6 +381,16 @@ export class ArenaTier implements Tier {
     }
     // A slot longer than the slabs of one size: neighbours of several sizes have to go.
     return this.#takeRun(slotBytes);
+  }
+
+  /** In the place of a size that would keep its slabs for ever where all others are at their shares. */
+  #allocateFromUnused(slotBytes: number): number | undefined {
+    const { capacityBytes } = this.#allocator;
+    for (const size of this.#classes.unused(capacityBytes, (each) => this.#allocator.slabBytesOf(each) > 0)) {
+      const slot = size === slotBytes ? undefined : this.#takeSlabs(slotBytes, size);
+      if (slot !== undefined) return slot;
+    }
+    return undefined;
   }
 
   /** To look for a victim takes long where nothing may go: again only if others have let go of something that helps. */
@@ -406,7 +413,10 @@ export class ArenaTier implements Tier {
     if (slotBytes > this.#allocator.chunkBytes && this.#allocator.slabSpanOf(other) < slotBytes) return undefined;
     for (;;) {
       const slab = this.#coldestFreeableSlab(other);
-      if (slab === undefined) return undefined;
+      if (slab === undefined) {
+        this.#classes.stuck(other);
+        return undefined;
+      }
       for (const entry of slab) this.#evict(entry);
       const slot = this.#allocator.allocate(slotBytes);
       if (slot !== undefined) return slot;
@@ -439,7 +449,7 @@ export class ArenaTier implements Tier {
       }
       return verdict;
     };
-    const coldest = this.#classOf(slotBytes).coldestOf(({ slot }) => isFreeable(slot));
+    const coldest = this.#classes.get(slotBytes)!.coldestOf(({ slot }) => isFreeable(slot));
     if (coldest === undefined) return undefined;
     return this.#allocator.neighbours(coldest.slot).map((slot) => this.#bySlot.get(slot)!);
   }
@@ -453,8 +463,13 @@ export class ArenaTier implements Tier {
 
   #freeSlot(slot: number): void {
     const hold = this.#held.get(slot);
-    if (hold === undefined) this.#allocator.free(slot);
+    if (hold === undefined) this.#free(slot);
     else hold.isFreed = true;
+  }
+
+  #free(slot: number): void {
+    this.#classes.loosened(this.#allocator.slotBytesOf(slot));
+    this.#allocator.free(slot);
   }
 
   #unlist(entry: Entry): void {
@@ -462,7 +477,7 @@ export class ArenaTier implements Tier {
     blocks.delete(entry.hash);
     if (blocks.size === 0) this.#index.delete(entry.namespace.key);
     this.#bySlot.delete(entry.slot);
-    this.#classOf(entry.slotBytes).remove(entry);
+    this.#classes.get(entry.slotBytes)!.remove(entry);
     this.#followers.removed(entry.namespace, [entry.hash]);
   }
 }

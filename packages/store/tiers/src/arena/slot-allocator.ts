@@ -36,6 +36,7 @@ export class SlotAllocator {
   readonly #chunks: (Slab | undefined)[];
   /** Slabs of a slot size that have free slots; an insertion-ordered set. */
   readonly #open = new Map<number, Set<Slab>>();
+  /** Of sizes that have slabs. */
   readonly #slabBytes = new Map<number, number>();
   #allocatedBytes = 0;
 
@@ -59,6 +60,11 @@ export class SlotAllocator {
   /** Bytes of all slabs of a slot size. */
   slabBytesOf(slotBytes: number): number {
     return this.#slabBytes.get(slotBytes) ?? 0;
+  }
+
+  /** Slot sizes that have slabs. */
+  get sizeCount(): number {
+    return this.#slabBytes.size;
   }
 
   /** Bytes of one slab of a slot size, as it is usually made. */
@@ -205,7 +211,9 @@ export class SlotAllocator {
         if (slab.freeCount < slab.slotCount) continue;
         slabs.delete(slab);
         this.#chunks.fill(undefined, slab.firstChunk, slab.firstChunk + slab.chunkCount);
-        this.#slabBytes.set(slotBytes, this.slabBytesOf(slotBytes) - slab.chunkCount * this.chunkBytes);
+        const left = this.slabBytesOf(slotBytes) - slab.chunkCount * this.chunkBytes;
+        if (left > 0) this.#slabBytes.set(slotBytes, left);
+        else this.#slabBytes.delete(slotBytes);
         found = true;
       }
       if (slabs.size === 0) this.#open.delete(slotBytes);

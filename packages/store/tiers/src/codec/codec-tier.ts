@@ -5,6 +5,10 @@
  *
  * The inner tier sees sound objects with fewer bytes. With codec "none" nothing is encoded, but what an earlier life
  * encoded is still read. Invariant: a block is 'ready' only with the bytes and the checksum that it had when it was written.
+ *
+ * The next blocks are encoded while the first ones are written: a tier that gathers what it writes would have few of them at a time.
+ * So a write has a slot on loan for each block that it has encoded, until that is written: as many bytes as its caller pins, which are
+ * `writeDownsIdle` batches of `writeDownBatchBytes` (a quarter of the arena at most). Without a slot a block is written as it is.
  */
 
 import { type ArenaHandle, native } from '@kvtier/data-plane';
@@ -45,7 +49,7 @@ export interface CodecTierOptions {
 
 /** The widths that a codec tries: KV is bf16 or fp16 (2 bytes) or fp32 (4). */
 const widthsOf: Record<CodecName, readonly Width[]> = { none: [], lz4: [1], 'planes+lz4': [2, 4] };
-/** Blocks that are encoded at the same time: each keeps a slot on loan. */
+/** Blocks of one write that are encoded at the same time. */
 const maxEncoding = 4;
 /** Namespaces about which anything is remembered; the one that came first is forgotten first. */
 const maxNamespaces = 256;
@@ -89,19 +93,30 @@ export class CodecTier implements Tier {
     const { inner, slots, codec } = this.#options;
     for (const { slot } of blocks) this.#learn(namespace, slots.slotBytesOf(slot));
     if (codec === 'none') return inner.write(namespace, blocks);
-    const statuses: WriteStatus[] = [];
+    const groups: Promise<WriteStatus[]>[] = [];
     for (let first = 0; first < blocks.length; first += maxEncoding) {
+      const group = blocks.slice(first, first + maxEncoding);
       const loans: number[] = [];
-      try {
-        const encoded = await Promise.all(
-          blocks.slice(first, first + maxEncoding).map((block) => this.#encode(namespace, block, loans)),
-        );
-        statuses.push(...(await inner.write(namespace, encoded)));
-      } finally {
-        for (const slot of loans) slots.free(slot);
-      }
+      const encoding = settled(group.map((block) => this.#encode(namespace, block, loans)));
+      const writing = this.#writeEncoded(namespace, encoding, loans);
+      groups.push(writing);
+      writing.catch(() => {}); // heard of when all have ended
+      await encoding.catch(() => {});
     }
-    return statuses;
+    return (await settled(groups)).flat();
+  }
+
+  async #writeEncoded(
+    namespace: Namespace,
+    encoding: Promise<readonly SlotBlock[]>,
+    loans: readonly number[],
+  ): Promise<WriteStatus[]> {
+    const { inner, slots } = this.#options;
+    try {
+      return await inner.write(namespace, await encoding);
+    } finally {
+      for (const slot of loans) slots.free(slot);
+    }
   }
 
   async read(

@@ -1,14 +1,17 @@
 /** Encoded objects: exact round trips over real slots, what is saved, and no flipped byte that becomes a wrong block. */
 
 import { native } from '@kvtier/data-plane';
-import { decodeHeader, encodeHeader, headerBytes, slotBytesFor } from '@kvtier/identity';
+import { decodeHeader, encodeHeader, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
 import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { until } from '../../../../../infra/redis/servers.ts';
 import { ArenaMemory } from '../arena/arena-memory.ts';
 import { DiskTier } from '../disk/disk-tier.ts';
 import { seededRandom } from '../kit/testing/faulty-tier.ts';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
-import type { SlotSizes } from '../kit/tier.ts';
+import type { SlotBlock, SlotSizes, Tier, WriteStatus } from '../kit/tier.ts';
+import { FakeBucket } from '../s3/testing/fake-bucket.ts';
+import { openS3 } from '../s3/testing/s3.ts';
 import { CodecChoice, sampleEvery } from './choice.ts';
 import { decodeObject, encodeObject, plainHeader } from './codec.ts';
 import { CodecTier } from './codec-tier.ts';
@@ -250,4 +253,62 @@ it('a tier says what its codec saved, and reads it without one, later', async ()
   expect(plain.lookup(space, [blocks[0]!.hash])).toBe(1);
   expect(plain.stats()).toMatchObject({ blocks: 1, corrupt: 0 });
   await plain.close();
+});
+
+describe('a write of many blocks', () => {
+  const hashes = Array.from({ length: 64 }, (_, i) => hashNamed(`of many ${i}`));
+  const tierOver = (inner: Tier): CodecTier =>
+    new CodecTier({ inner, codec: 'lz4', arena: bench.arena, memory, slots: bench.tier, nowUs: () => 0 });
+
+  it('becomes one pack in a tier that gathers', async () => {
+    const bucket = await FakeBucket.start();
+    const at = { endpoint: bucket.endpoint, bucket: bucket.name, bytes: 64 << 20, packBytes: 4 << 20, flushMs: 1_000 };
+    const inner = await openS3(bench, at);
+    const tier = tierOver(inner);
+    const { bytes } = bench.tier.stats();
+    expect(await bench.write(tier, space, hashes, 16_000)).toEqual(hashes.map(() => 'stored'));
+    expect(inner.stats().detail).toMatchObject({ packs: 1 });
+    expect(tier.stats().detail!.codec_saved_bytes).toBeGreaterThan(500_000);
+    expect(await bench.read(tier, space, hashes, 16_000)).toEqual(hashes.map(() => 'ready'));
+    expect(bench.tier.stats().bytes).toBe(bytes);
+    await tier.close();
+    await bucket.stop();
+  });
+
+  /** A tier that keeps nothing; `end` says what becomes of a write, by its number. */
+  function innerTier(end: (call: number, blocks: readonly SlotBlock[]) => Promise<WriteStatus[]>): Tier {
+    let calls = 0;
+    const write = (_: Namespace, blocks: readonly SlotBlock[]) => end(calls++, blocks);
+    return { name: 's3', lookup: () => 0, write } as unknown as Tier;
+  }
+
+  it('is refused only in part where a part of it is, and keeps no slot', async () => {
+    const { bytes } = bench.tier.stats();
+    const tier = tierOver(innerTier(async (call, blocks) => blocks.map(() => (call === 1 ? 'refused' : 'stored'))));
+    const statuses = await bench.write(tier, space, hashes, 16_000);
+    expect(statuses).toEqual(hashes.map((_, i) => (i >= 4 && i < 8 ? 'refused' : 'stored')));
+    expect(bench.tier.stats().bytes).toBe(bytes);
+  });
+
+  it('that throws in part has ended altogether when it throws, and keeps no slot', async () => {
+    const { bytes } = bench.tier.stats();
+    const ends: (() => void)[] = [];
+    const tier = tierOver(
+      innerTier(async (call, blocks) => {
+        if (call === 0) throw new Error('a defect');
+        await new Promise<void>((resolve) => void ends.push(resolve));
+        return blocks.map(() => 'stored');
+      }),
+    );
+    let hasEnded = false;
+    const writing = bench.write(tier, space, hashes, 16_000).finally(() => {
+      hasEnded = true;
+    });
+    const thrown = expect(writing).rejects.toThrow('a defect');
+    await until(() => ends.length === 15, 'the other parts');
+    expect(hasEnded).toBe(false);
+    for (const end of ends) end();
+    await thrown;
+    expect(bench.tier.stats().bytes).toBe(bytes);
+  });
 });

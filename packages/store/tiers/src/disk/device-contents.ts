@@ -51,7 +51,6 @@ export async function takeOver(
   const pool = newPool();
   if (checkpoint !== undefined) index.advance(checkpoint.tick);
   const known = new Map(checkpoint?.segments.map((uses) => [lifeOf(uses), uses]));
-  index.table.reserve(checkpoint?.segments.reduce((sum, { uses }) => sum + uses.length / 2, 0) ?? 0);
   let open: Segment | undefined;
   const ranks = new Map<Segment, number>();
   const marks: [Segment, readonly number[]][] = [];

@@ -1,5 +1,5 @@
 /**
- * What the disk tier holds, over all its devices: by namespace and hash, a row that says where. In memory only (about 72
+ * What the disk tier holds, over all its devices: by namespace and hash, a row that says where. In memory only (about 76
  * bytes a block); recovery rebuilds it. Invariant: a block is listed in the table and counted in its segment, or neither.
  */
 import { invariant } from '@kvtier/errors';

@@ -3,12 +3,14 @@
  *
  *     words  0–7 hash · 8 namespace · 9 segment · 10 page · 11 pages · 12 lastUse, low · 13 lastUse, high · 14 next · 15 flags
  *
- * Beside them an open-addressing table of row numbers (linear probing, at most three quarters full, removal by shifting
- * back). Invariant: exactly the rows that are `listed` are found by name. A row that is no longer listed keeps its number
+ *     namespace, hash ──▶ 32 bits ──▶ row number (row-slots.ts, about 12 bytes: it grows a part at a time)
+ *
+ * Invariant: exactly the rows that are `listed` are found by name. A row that is no longer listed keeps its number
  * until its segment gives all of its rows back, so that an I/O in flight may still ask about it.
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
+import { RowSlots } from '../kit/row-slots.ts';
 
 /** A row's number; -1 (`noEntry`): there is none. */
 export type EntryNumber = number;
@@ -22,7 +24,7 @@ const listedFlag = 1;
 /** Used since it was written: worth carrying over when its segment goes. */
 const hotFlag = 2;
 const hashBytesShift = 8;
-const leastSlots = 1024;
+const shardBits = 9;
 
 export class EntryTable {
   readonly #chunks: Uint32Array[] = [];
@@ -31,10 +33,11 @@ export class EntryTable {
   #rowCount = 0;
   /** Head of the list of rows that may be used again, through `next`. */
   #free = noEntry;
-  #slots = new Int32Array(leastSlots).fill(noEntry);
+  readonly #slots = new RowSlots(shardBits);
   /** The name that is looked for. */
   readonly #wanted = new Uint32Array(8);
   #wantedBytes = 0;
+  #wantedMix = 0;
   /** Rows that are listed. */
   count = 0;
 
@@ -46,12 +49,12 @@ export class EntryTable {
   /** Bytes of memory that the table takes. */
   get bytes(): number {
     const endBytes = this.#ends.reduce((sum, ends) => sum + (ends?.byteLength ?? 0), 0);
-    return this.#chunks.length * words * 4 * (chunkMask + 1) + this.#slots.byteLength + endBytes;
+    return this.#chunks.length * words * 4 * (chunkMask + 1) + this.#slots.bytes + endBytes;
   }
 
   find(namespace: number, hash: HashKey): EntryNumber {
     this.#want(hash);
-    return this.#slots[this.#seek(namespace)]!;
+    return this.#seek(namespace);
   }
 
   /** `find` for a hash that lies in words, zero padded to 8: a million of them are read at a start. */
@@ -59,7 +62,7 @@ export class EntryTable {
     const wanted = this.#wanted;
     for (let word = 0; word < 8; word++) wanted[word] = words[at + word]!;
     this.#wantedBytes = hashBytes;
-    return this.#slots[this.#seek(namespace)]!;
+    return this.#seek(namespace);
   }
 
   /** The words of a row's hash, zero padded to 8, to `out` from `at` on; returns its bytes. */
@@ -70,20 +73,11 @@ export class EntryTable {
     return row[from + field.flags]! >>> hashBytesShift;
   }
 
-  /** Room for so many more listed rows, made at once. */
-  reserve(count: number): void {
-    let slotCount = this.#slots.length;
-    while ((this.count + count) * 4 > slotCount * 3) slotCount *= 2;
-    if (slotCount > this.#slots.length) this.#resize(slotCount);
-  }
-
   /** A new, listed row for the name that was looked for last, under which nothing may be listed. */
   add(namespace: number, segment: number, page: number, pages: number): EntryNumber {
-    this.reserve(1);
-    const at = this.#seek(namespace);
-    invariant(this.#slots[at] === noEntry, 'disk: a block is listed twice');
+    invariant(this.#seek(namespace) === noEntry, 'disk: a block is listed twice');
     const entry = this.#takeRow();
-    this.#slots[at] = entry;
+    this.#slots.add(this.#wantedMix, entry);
     const row = this.#chunks[entry >>> chunkShift]!;
     const from = (entry & chunkMask) * words;
     for (let word = 0; word < 8; word++) row[from + word] = this.#wanted[word]!;
@@ -104,19 +98,9 @@ export class EntryTable {
     const from = (entry & chunkMask) * words;
     const row = this.#chunks[entry >>> chunkShift]!;
     invariant((row[from + field.flags]! & listedFlag) !== 0, 'disk: a block is unlisted twice');
-    let hole = this.#home(entry);
-    while (this.#slots[hole] !== entry) hole = (hole + 1) & (this.#slots.length - 1);
+    this.#slots.remove(mix(row[from]!, row[from + 1]!, row[from + field.namespace]!), entry);
     row[from + field.flags]! &= ~listedFlag;
     this.count--;
-    // What was pushed on by collisions moves back, so that no search ends too early.
-    const mask = this.#slots.length - 1;
-    for (let at = (hole + 1) & mask; this.#slots[at] !== noEntry; at = (at + 1) & mask) {
-      const home = this.#home(this.#slots[at]!);
-      if (((at - home) & mask) < ((at - hole) & mask)) continue;
-      this.#slots[hole] = this.#slots[at]!;
-      hole = at;
-    }
-    this.#slots[hole] = noEntry;
   }
 
   /** Give an unlisted row back. */
@@ -227,48 +211,29 @@ export class EntryTable {
     }
   }
 
-  /** The place of the wanted name, or the empty one where it would go. */
-  #seek(namespace: number): number {
+  /** The listed row of the wanted name. */
+  #seek(namespace: number): EntryNumber {
     const wanted = this.#wanted;
-    const mask = this.#slots.length - 1;
-    let at = mix(wanted[0]!, wanted[1]!, namespace) & mask;
-    for (; ; at = (at + 1) & mask) {
-      const entry = this.#slots[at]!;
-      if (entry === noEntry) return at;
-      const row = this.#chunks[entry >>> chunkShift]!;
-      const from = (entry & chunkMask) * words;
-      let word = 0;
-      while (word < 8 && row[from + word] === wanted[word]) word++;
-      if (word === 8 && row[from + field.namespace] === namespace) return at;
-    }
-  }
-
-  #home(entry: EntryNumber): number {
-    const row = this.#chunks[entry >>> chunkShift]!;
-    const from = (entry & chunkMask) * words;
-    return mix(row[from]!, row[from + 1]!, row[from + field.namespace]!) & (this.#slots.length - 1);
-  }
-
-  /** Row after row: in the order of the slots every look at a row would miss the caches. */
-  #resize(slotCount: number): void {
-    const slots = new Int32Array(slotCount).fill(noEntry);
-    this.#slots = slots;
-    const mask = slotCount - 1;
-    for (let first = 0; first < this.#rowCount; first += chunkMask + 1) {
-      const rows = this.#chunks[first >>> chunkShift]!;
-      const count = Math.min(chunkMask + 1, this.#rowCount - first);
-      for (let i = 0, from = 0; i < count; i++, from += words) {
-        if ((rows[from + field.flags]! & listedFlag) === 0) continue;
-        let at = mix(rows[from]!, rows[from + 1]!, rows[from + field.namespace]!) & mask;
-        while (slots[at] !== noEntry) at = (at + 1) & mask;
-        slots[at] = first + i;
+    const h = mix(wanted[0]!, wanted[1]!, namespace);
+    this.#wantedMix = h;
+    const { slots, length } = this.#slots.shardOf(h);
+    for (let slot = this.#slots.homeOf(h, length); ; ) {
+      const entry = slots[2 * slot]! - 1;
+      if (entry === noEntry) return noEntry;
+      if (slots[2 * slot + 1] === h) {
+        const row = this.#chunks[entry >>> chunkShift]!;
+        const from = (entry & chunkMask) * words;
+        let word = 0;
+        while (word < 8 && row[from + word] === wanted[word]) word++;
+        if (word === 8 && row[from + field.namespace] === namespace) return entry;
       }
+      if (++slot === length) slot = 0;
     }
   }
 }
 
-/** Chain hashes are uniform already; the namespace is stirred in. */
+/** Chain hashes are uniform already; the namespace is stirred in. Signed, as it is kept. */
 function mix(first: number, second: number, namespace: number): number {
   const mixed = Math.imul(first ^ Math.imul(namespace + 1, 0x9e3779b1), 0x85ebca6b) ^ second;
-  return mixed ^ (mixed >>> 15);
+  return Math.imul(mixed ^ (mixed >>> 15), 0x9e3779b1);
 }

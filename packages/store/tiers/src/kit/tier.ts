@@ -76,6 +76,7 @@ export interface TierStats {
   readonly corrupt: number;
   readonly refused: number;
   readonly inService: boolean;
+  /** Also of one in service: why it takes no writes. "": all is well. */
   readonly outOfServiceReason: string;
   /** Numbers that only this kind of tier has, by metric name ("saved_bytes"). */
   readonly detail?: Readonly<Record<string, number>>;

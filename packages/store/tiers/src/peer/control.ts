@@ -44,7 +44,7 @@ export interface Proven {
 }
 
 /** Unsent; who tells of much looks at `unsentBytes` first. */
-const maxBufferedBytes = 16 << 20;
+export const maxBufferedBytes = 16 << 20;
 /** Handled in one turn: some two thousand names. */
 const turnBytes = 64 << 10;
 /** Messages that may have come before anybody listens to them, or while none is handled: what two chunks of a socket hold. */

@@ -8,6 +8,7 @@ import { ArenaMemory } from '../arena/arena-memory.ts';
 import { CodecTier, type codecNames } from '../codec/codec-tier.ts';
 import { DiskTier } from '../disk/disk-tier.ts';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
+import { maxHashes } from './frames.ts';
 import type { PeerLoops } from './peer-loops.ts';
 import type { PeerTier } from './peer-tier.ts';
 import { fetchingTier, GivingNode, loopsOf, sharedSecret, until } from './testing/peer-pair.ts';
@@ -235,4 +236,15 @@ it('fifty strangers: all are counted, one line of the log tells it', async () =>
   );
   await until('all were counted', () => node.server.counts.refused === 50);
   expect(lines.length).toBe(1);
+});
+
+it('more is used of a peer in one turn than it can be told of: what is too much is not told, and it stays connected', async () => {
+  await remote.write(disk, space, chain, payloadBytes);
+  const one = await connected();
+  const used = Array.from({ length: maxHashes }, (_, i) => chain[i % chain.length]!);
+  const told = Math.ceil((64 << 20) / (32 * maxHashes));
+  for (let i = 0; i < told; i++) one.touch(space, used);
+  expect(one.stats().detail!.connected_peers).toBe(1);
+  expect(await local.read(one, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+  expect(one.lookup(space, chain)).toBe(chain.length);
 });

@@ -8,7 +8,7 @@ import { KvError } from '@kvtier/errors';
 import type { Log } from '@kvtier/runtime';
 import { Watch } from '@kvtier/runtime';
 import type { Slices } from '../kit/slices.ts';
-import { type Control, dial, type PeerSecurity } from './control.ts';
+import { type Control, dial, maxBufferedBytes, type PeerSecurity } from './control.ts';
 import type { ChangeMessage, Message } from './frames.ts';
 import type { ConnectionEnd, FetchBlocks, FetchResult, PeerLoops } from './peer-loops.ts';
 import { silentHeartbeats } from './peer-server.ts';
@@ -137,7 +137,8 @@ export class RemotePeer<Blocks extends FetchBlocks> {
   }
 
   hint(message: Message): void {
-    this.#session?.control.send(message);
+    const control = this.#session?.control;
+    if (control !== undefined && control.unsentBytes < maxBufferedBytes / 2) control.send(message);
   }
 
   /** Ends its connections; what is in flight fails. */

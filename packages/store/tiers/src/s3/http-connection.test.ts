@@ -190,3 +190,40 @@ it('a line of blanks in an answer’s head costs no more than its length', async
   for (const none of ['no colon', ': no name', 'two words: x'])
     expect(headIn(`HTTP/1.1 200 OK\r\n${none}`)).toMatch(/no header$/);
 });
+
+it('a small body in chunks goes into the reply, wherever the answer is cut', async () => {
+  const body = '<Error><Code>RequestTimeTooSkewed</Code></Error>';
+  const [a, b] = [body.slice(0, 20), body.slice(20)];
+  const head = 'HTTP/1.1 403 No\r\nTransfer-Encoding: chunked\r\n\r\n';
+  const text = `${head}14\r\n${a}\r\n${b.length.toString(16).toUpperCase()};x=1\r\n${b}\r\n0\r\nx-more: 1\r\n\r\n`;
+  let cut = 1;
+  const pool = await poolTo((socket) => {
+    const at = cut;
+    socket.write(text.slice(0, at), () => setImmediate(() => socket.write(text.slice(at))));
+  });
+  for (cut = 1; cut < text.length; cut += 7) {
+    const target = Buffer.alloc(4);
+    const reply = await pool.send(get([target]), limits());
+    expect([reply.status, reply.body.toString(), target.toString('hex')]).toEqual([403, body, '00000000']);
+  }
+});
+
+it.each([
+  ['ends early', '5\r\nhe', 'DISCONNECTED'],
+  ['has a length that is none', 'five\r\nhello\r\n0\r\n\r\n', 'PROTOCOL'],
+  ['is longer than it says', '4\r\nhello\r\n0\r\n\r\n', 'PROTOCOL'],
+  ['has a length without an end', '1'.repeat(300), 'PROTOCOL'],
+  ['is for targets', '5\r\nhello\r\n0\r\n\r\n', 'PROTOCOL', [Buffer.alloc(5)]],
+])('a body in chunks that %s is no answer', async (_, chunks, code, targets: Buffer[] = []) => {
+  const pool = await poolTo((socket) => socket.end(`HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n${chunks}`));
+  await expect(pool.send(get(targets), limits())).rejects.toMatchObject({ code });
+});
+
+it('of a body in chunks that is too large the status is the answer', async () => {
+  const chunk = `1000\r\n${'x'.repeat(4096)}\r\n`;
+  const pool = await poolTo((socket) => {
+    socket.write(`HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n${chunk.repeat(17)}`);
+  });
+  const reply = await pool.send(get(), limits());
+  expect([reply.status, reply.body.length]).toEqual([500, 0]);
+});

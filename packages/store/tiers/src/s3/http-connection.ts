@@ -13,10 +13,11 @@ import { connect as connectTcp, type Socket } from 'node:net';
 import { type ConnectionOptions, connect as connectTls } from 'node:tls';
 import { invariant, KvError } from '@kvtier/errors';
 import { type Head, headIn } from './answers.ts';
+import { ChunkedBody } from './chunked.ts';
 
 const headBytesMax = 4096;
 const headsMax = 8; // a head of up to 32 KiB, grown in steps
-/** Error bodies: enough for S3's XML. Larger ones cost the connection, not the answer. */
+/** Error bodies: enough for S3's XML. Larger ones, and chunked ones, cost the connection, not the answer. */
 const smallBodyMax = 64 << 10;
 /** Written at once; progress is seen in steps of this. */
 const burstBytes = 1 << 20;
@@ -66,6 +67,8 @@ interface Exchange {
   sink: number;
   sinkOffset: number;
   bodyLeft: number;
+  /** It is in the head buffer until it is whole. */
+  chunked: ChunkedBody | undefined;
   sent: boolean;
   keep: boolean;
 }
@@ -119,7 +122,8 @@ export class HttpConnection {
       }
       this.#exchange = {
         ...{ request, limits, resolve, reject, reply: undefined },
-        ...{ sinks: [], sink: 0, sinkOffset: 0, bodyLeft: 0, sent: false, keep: true },
+        ...{ sinks: [], sink: 0, sinkOffset: 0, bodyLeft: 0, chunked: undefined },
+        ...{ sent: false, keep: true },
       };
       const leftMs = Math.max(1, limits.deadlineMs - performance.now());
       this.#deadlineTimer = setTimeout(() => this.#fail('DEADLINE', 'the time limit was reached'), leftMs);
@@ -188,7 +192,10 @@ export class HttpConnection {
       return false;
     }
     this.#idleTimer?.refresh();
-    if (exchange.reply !== undefined) this.#advance(exchange, bytes);
+    if (exchange.chunked !== undefined) {
+      this.#headBytes += bytes;
+      this.#readChunks(exchange, exchange.chunked);
+    } else if (exchange.reply !== undefined) this.#advance(exchange, bytes);
     else {
       this.#headBytes += bytes;
       this.#parseHead(exchange);
@@ -240,8 +247,13 @@ export class HttpConnection {
       }
       exchange.sinks = targets;
     } else if (bodyBytes !== undefined && bodyBytes <= smallBodyMax) exchange.sinks = [Buffer.alloc(bodyBytes)];
-    else {
-      // Chunked or large: an error page that nobody needs. The status is the answer; the connection goes.
+    else if (bodyBytes === undefined && headers.get('transfer-encoding')?.toLowerCase() === 'chunked') {
+      exchange.chunked = new ChunkedBody(smallBodyMax);
+      this.#headBytes = rest.copy(this.#head);
+      this.#readChunks(exchange, exchange.chunked);
+      return;
+    } else {
+      // Of no known end, or large: an error page that nobody needs. The status is the answer; the connection goes.
       exchange.keep = false;
       this.#settle(exchange, Buffer.alloc(0));
       return;
@@ -266,8 +278,15 @@ export class HttpConnection {
     this.#endIfComplete(exchange);
   }
 
+  /** The connection goes with it, as what may follow is nobody's. */
+  #readChunks(exchange: Exchange, chunked: ChunkedBody): void {
+    const body = chunked.read(this.#head.subarray(0, this.#headBytes));
+    if (body === 'damaged') this.#fail('PROTOCOL', 'the chunks of the answer are none');
+    else if (body !== undefined) this.#settle(exchange, body === 'large' ? Buffer.alloc(0) : body);
+  }
+
   #endIfComplete(exchange: Exchange): void {
-    if (exchange.reply === undefined || exchange.bodyLeft > 0) return;
+    if (exchange.reply === undefined || exchange.chunked !== undefined || exchange.bodyLeft > 0) return;
     // An answer before the request was sent: what is left of it cannot be taken back, so the connection goes.
     if (!exchange.sent) exchange.keep = false;
     this.#settle(exchange, exchange.sinks === exchange.request.targets ? Buffer.alloc(0) : exchange.sinks[0]!);

@@ -31,6 +31,8 @@ export interface S3Settings extends S3SecretSettings {
   readonly flushMs?: number | undefined;
   /** How often the bucket is listed, about. */
   readonly refreshMs?: number | undefined;
+  /** Blocks that are listed; those of packs beyond them are not found. */
+  readonly maxBlocks?: number | undefined;
 }
 
 export interface S3TierOptions extends S3Settings {
@@ -56,6 +58,7 @@ export const s3Defaults = {
   idleLimitMs: 5_000,
   flushMs: 100,
   refreshMs: 10_000,
+  maxBlocks: 4 << 20,
 } as const;
 
 /** Blocks that wait for their pack to be stored; beyond this writes are refused. */
@@ -91,6 +94,7 @@ export function planS3(settings: S3Settings) {
     idleLimitMs: settings.idleLimitMs ?? s3Defaults.idleLimitMs,
     flushMs: settings.flushMs ?? s3Defaults.flushMs,
     refreshMs: settings.refreshMs ?? s3Defaults.refreshMs,
+    maxBlocks: settings.maxBlocks ?? s3Defaults.maxBlocks,
   };
 }
 

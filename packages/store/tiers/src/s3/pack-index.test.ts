@@ -129,3 +129,28 @@ it('a pack that goes is told once for each of its namespaces', () => {
     ['removed', spaces[0], 19],
   ]);
 });
+
+it('lists no more than its bound: packs that are found are left out, those of this node have the place of the coldest', () => {
+  const index = new PackIndex(10);
+  const told = new Follower();
+  index.follow(told.listener);
+  const of = (first: number, count: number) => keys.slice(first, first + count).map((hash) => record(spaces[0]!, hash));
+  const held = (first: number, count: number): number => index.prefix(spaces[0]!, keys.slice(first, first + count));
+  const check = (count: number, leftOut: number): void => {
+    index.checkIntegrity();
+    expect([index.count, told.names.size, index.leftOutCount]).toEqual([count, count, leftOut]);
+  };
+  for (const slot of [1, 2, 3]) index.add({ ...found(slot), lastUseMs: slot }, of(4 * slot, 4));
+  check(10, 2);
+  expect([held(4, 8), held(12, 4)]).toEqual([8, 2]);
+  expect(index.packs.size).toBe(3); // its slot is taken
+  index.add({ ...found(4), lastUseMs: 4 }, of(20, 3), true);
+  check(9, 6);
+  expect([held(4, 4), held(8, 4), held(20, 3)]).toEqual([0, 4, 3]);
+  expect(index.packs.size).toBe(4);
+  index.add({ ...found(5), lastUseMs: 5 }, of(4, 4)); // the same blocks once more, where there is room
+  check(10, 9);
+  expect(held(4, 4)).toBe(1);
+  expect(index.drop(index.packs.get(1)!)).toBe(0);
+  check(10, 5);
+});

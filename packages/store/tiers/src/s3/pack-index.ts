@@ -4,14 +4,17 @@
  *
  * Out of service nothing counts as held; back in service packs count again one after the other, each when followers are told of it.
  *
- * Invariant: a listed entry is in the map and counted in its pack, both or neither; a pack's entries that were removed are not
- * listed again as long as that pack is known here, because its table is read only once.
+ * Invariants: a listed entry is in the map and counted in its pack, both or neither; a pack's entries that were removed are not
+ * listed again as long as that pack is known here, because its table is read only once; at most `maxBlocks` are listed, as they lie in
+ * V8's heap. What is beyond that is left out and counted: of packs that are found; a pack that this node writes has the place of those
+ * that were not used for longest.
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { Followers, type Page } from '../kit/followers.ts';
 import { Slices, slicing } from '../kit/slices.ts';
 import type { Following, TierChange } from '../kit/tier.ts';
+import { s3Defaults } from './options.ts';
 import type { PackRecord } from './pack-format.ts';
 
 export interface Pack {
@@ -20,6 +23,8 @@ export interface Pack {
   readonly bytes: number;
   readonly entries: PackEntry[];
   listedCount: number;
+  /** Blocks of it that are not listed for want of room. */
+  leftOutCount: number;
   /** Of any of its blocks, by this node; at first, when it was made. On performance.now(), which nobody sets: below 0 before our time. */
   lastUseMs: number;
   /** Order of uses within one millisecond. */
@@ -32,6 +37,10 @@ export interface PackEntry extends PackRecord {
   readonly pack: Pack;
   listed: boolean;
 }
+
+/** Measured: an entry with its name, and its places in the map and in its pack; a pack without its entries. */
+const entryBytes = 180;
+const packBytes = 480;
 
 /** No pack was told in it. */
 const outOfService = -1;
@@ -50,6 +59,17 @@ export class PackIndex {
   count = 0;
   toldCount = 0;
   storedBytes = 0;
+  leftOutCount = 0;
+  readonly #maxBlocks: number;
+
+  constructor(maxBlocks: number = s3Defaults.maxBlocks) {
+    this.#maxBlocks = maxBlocks;
+  }
+
+  /** Of V8's heap, about. */
+  get bytes(): number {
+    return this.count * entryBytes + this.packs.size * packBytes;
+  }
 
   get hidden(): boolean {
     return this.#stay === outOfService;
@@ -112,13 +132,22 @@ export class PackIndex {
     this.#slices.clear();
   }
 
-  /** A pack that is in the bucket. A block that another pack holds, too, is found in this one from now on. */
-  add(found: Pick<Pack, 'slot' | 'etag' | 'bytes' | 'lastUseMs'>, records: readonly PackRecord[]): void {
+  /** A pack that is in the bucket. A block that another pack holds, too, is found in this one from now on. `isOurs`: this node wrote it. */
+  add(
+    found: Pick<Pack, 'slot' | 'etag' | 'bytes' | 'lastUseMs'>,
+    records: readonly PackRecord[],
+    isOurs = false,
+  ): void {
+    if (isOurs) this.#makeRoom(records.length);
     invariant(!this.packs.has(found.slot), 's3: a pack slot is taken twice');
     const pack: Pack = {
-      ...found,
+      slot: found.slot,
+      etag: found.etag,
+      bytes: found.bytes,
+      lastUseMs: found.lastUseMs,
       entries: [],
       listedCount: 0,
+      leftOutCount: 0,
       tick: ++this.#tick,
       toldIn: this.hidden ? 0 : this.#stay,
     };
@@ -127,14 +156,20 @@ export class PackIndex {
     this.storedBytes += pack.bytes;
     const news = new Map<string, { namespace: Namespace; hashes: HashKey[] }>();
     for (const record of records) {
-      const { namespace, hash } = record;
-      const entry: PackEntry = { ...record, pack, listed: true };
+      const { namespace, hash, offset, bytes } = record;
       let blocks = this.#blocks.get(namespace.key);
+      const before = blocks?.get(hash);
+      if (before === undefined && this.count >= this.#maxBlocks) {
+        pack.leftOutCount++;
+        this.leftOutCount++;
+        continue;
+      }
+      // A literal: one that is spread takes half as much again.
+      const entry: PackEntry = { namespace, hash, offset, bytes, pack, listed: true };
       if (blocks === undefined) {
         blocks = new Map();
         this.#blocks.set(namespace.key, blocks);
       }
-      const before = blocks.get(hash);
       const wasHeld = before !== undefined && this.#isHeld(before.pack);
       if (before !== undefined) this.#uncount(before);
       if (!wasHeld) {
@@ -170,17 +205,15 @@ export class PackIndex {
     this.packs.delete(pack.slot);
     for (const slots of this.#watches) slots.add(pack.slot);
     this.storedBytes -= pack.bytes;
-    const listed = pack.entries.filter((entry) => entry.listed);
-    const told = this.#isHeld(pack) ? pagesOf(pack) : [];
-    for (const entry of listed) this.#unlist(entry);
-    for (const [namespace, hashes] of told) this.#followers.removed(namespace, hashes);
-    return listed.length;
+    this.leftOutCount -= pack.leftOutCount;
+    return this.#unlistAll(pack);
   }
 
-  /** The pack that was not used for the longest time. */
-  coldest(): Pack | undefined {
+  /** The pack that was not used for the longest time, of those that `mayGo`. */
+  coldest(mayGo: (pack: Pack) => boolean): Pack | undefined {
     let coldest: Pack | undefined;
     for (const pack of this.packs.values()) {
+      if (!mayGo(pack)) continue;
       const isColder =
         coldest === undefined ||
         pack.lastUseMs < coldest.lastUseMs ||
@@ -205,6 +238,9 @@ export class PackIndex {
       listed += live.length;
       bytes += pack.bytes;
     }
+    let leftOut = 0;
+    for (const { leftOutCount } of this.packs.values()) leftOut += leftOutCount;
+    invariant(leftOut === this.leftOutCount && listed <= this.#maxBlocks, 's3: the bound of the index does not hold');
     let indexed = 0;
     for (const blocks of this.#blocks.values()) indexed += blocks.size;
     let held = 0;
@@ -223,6 +259,26 @@ export class PackIndex {
         if (held.length > 0) yield [namespace, held];
       }
     }
+  }
+
+  #makeRoom(count: number): void {
+    while (this.count + count > this.#maxBlocks) {
+      const coldest = this.coldest(({ listedCount }) => listedCount > 0);
+      if (coldest === undefined) return;
+      const unlisted = this.#unlistAll(coldest);
+      coldest.leftOutCount += unlisted;
+      this.leftOutCount += unlisted;
+      coldest.entries.length = 0;
+    }
+  }
+
+  /** Returns how many they were. */
+  #unlistAll(pack: Pack): number {
+    const listed = pack.entries.filter((entry) => entry.listed);
+    const told = this.#isHeld(pack) ? pagesOf(pack) : [];
+    for (const entry of listed) this.#unlist(entry);
+    for (const [namespace, hashes] of told) this.#followers.removed(namespace, hashes);
+    return listed.length;
   }
 
   #isHeld(pack: Pack): boolean {

@@ -18,8 +18,9 @@ import type { ArenaMemory } from '../arena/arena-memory.ts';
 import { type Discovery, packKey } from './discovery.ts';
 import { maxPendingBytes, type S3Plan } from './options.ts';
 import { encodePackTable, maxPackRecords, packRecordBytes, packTableBytes } from './pack-format.ts';
-import type { PackIndex } from './pack-index.ts';
-import type { S3Api } from './s3-api.ts';
+import type { Pack, PackIndex } from './pack-index.ts';
+import { NotStored, type S3Api } from './s3-api.ts';
+import type { WriteRefusals } from './write-refusals.ts';
 
 /** Slots that turn out to be taken before a pack is given up. */
 const maxClaims = 8;
@@ -42,7 +43,15 @@ export interface PackWriterOptions {
   readonly discovery: Discovery;
   readonly memory: ArenaMemory;
   readonly log: Log;
+  readonly refusals: WriteRefusals;
   readonly onEvicted: (blockCount: number) => void;
+}
+
+/** A slot that no other task of this node writes to until it is no longer busy. */
+interface Claim {
+  readonly slot: number;
+  /** What is there, and goes when the new pack has its place; undefined: nothing. */
+  readonly replaced: Pack | undefined;
 }
 
 export class PackWriter {
@@ -95,23 +104,35 @@ export class PackWriter {
   }
 
   #start(): void {
+    const { refusals, log } = this.#options;
     while (this.#running.size < this.#options.plan.maxConnections) {
       const pack = this.#queue.shift();
       if (pack === undefined) return;
+      if (!refusals.mayTry) {
+        this.#end(pack.jobs, false);
+        continue;
+      }
+      const tried = refusals.began();
       const running = this.#store(pack.jobs, pack.deadlineMs)
         .catch((error: unknown) => {
-          this.#options.log.warn({ reason: KvError.from(error).message }, 's3: a pack was not stored');
+          // Of many that are refused one line speaks, and of none of the tries.
+          if (refusals.reason === '') log.warn({ reason: KvError.from(error).message }, 's3: a pack was not stored');
           return false;
         })
         .then((stored) => {
+          tried();
           this.#running.delete(running);
-          for (const job of pack.jobs) {
-            this.pendingBytes -= job.bytes;
-            job.onDone(stored);
-          }
+          this.#end(pack.jobs, stored);
           this.#start();
         });
       this.#running.add(running);
+    }
+  }
+
+  #end(jobs: readonly PackJob[], stored: boolean): void {
+    for (const job of jobs) {
+      this.pendingBytes -= job.bytes;
+      job.onDone(stored);
     }
   }
 
@@ -129,18 +150,38 @@ export class PackWriter {
       if (claim === undefined) return false;
       const { slot, replaced } = claim;
       try {
-        const { outcome, etag, unsure } = await api.put(packKey(slot), body, replaced, deadlineMs);
+        const { outcome, etag, unsure } = await api.put(packKey(slot), body, replaced?.etag ?? null, deadlineMs);
         let stored = { etag, isOurs: outcome === 'stored' };
         if (outcome === 'other' && unsure) stored = await this.#whose(slot, id, packBytes, deadlineMs);
-        if (!stored.isOurs) continue; // the next listing says what is there
-        const records = this.#recordsOf(jobs, table.length);
-        index.add({ slot, etag: stored.etag, bytes: packBytes, lastUseMs: performance.now() }, records);
-        return true;
+        if (stored.isOurs) {
+          this.#evict(replaced);
+          const records = this.#recordsOf(jobs, table.length);
+          index.add({ slot, etag: stored.etag, bytes: packBytes, lastUseMs: performance.now() }, records, true);
+          return true;
+        }
+        // Somebody has been quicker; the next listing says what is there.
+        if (!unsure && this.#isThere(replaced)) index.drop(replaced);
+      } catch (error) {
+        // Something may be the matter with this pack alone: it is not to be in the way of each write from now on.
+        if (this.#isThere(replaced)) index.touch(replaced);
+        // As empty as it was, so that the next try need not make room again.
+        else if (replaced === undefined && error instanceof NotStored) discovery.free.add(slot);
+        throw error;
       } finally {
         discovery.busy.delete(slot);
       }
     }
     return false;
+  }
+
+  #isThere(pack: Pack | undefined): pack is Pack {
+    return pack !== undefined && this.#options.index.packs.get(pack.slot) === pack;
+  }
+
+  /** It went, for another one. A read may have found out before. */
+  #evict(pack: Pack | undefined): void {
+    const { index, onEvicted } = this.#options;
+    if (this.#isThere(pack)) onEvicted(index.drop(pack));
   }
 
   #recordsOf(jobs: readonly PackJob[], firstOffset: number) {
@@ -151,12 +192,9 @@ export class PackWriter {
     });
   }
 
-  /**
-   * A slot that no other task of this node writes to until it is no longer busy, and the ETag of what is to be replaced there (null:
-   * nothing); undefined: every one is in use right now.
-   */
-  async #claim(deadlineMs: number): Promise<{ slot: number; replaced: string | null } | undefined> {
-    const { api, index, discovery, onEvicted } = this.#options;
+  /** undefined: every slot is in use right now. */
+  async #claim(deadlineMs: number): Promise<Claim | undefined> {
+    const { api, index, discovery } = this.#options;
     const { free, busy } = discovery;
     if (free.size > 0) {
       // At random, so that two nodes rarely want the same.
@@ -165,20 +203,23 @@ export class PackWriter {
         if (skip-- > 0) continue;
         free.delete(slot);
         busy.add(slot);
-        return { slot, replaced: null };
+        return { slot, replaced: undefined };
       }
     }
-    const coldest = index.coldest();
+    const coldest = index.coldest((pack) => !busy.has(pack.slot));
     if (coldest === undefined) return undefined;
-    busy.add(coldest.slot);
-    onEvicted(index.drop(coldest)); // first: nobody should look for its blocks while it goes
-    // In one request, where the server can: no moment at which another node could take the place.
-    if (api.canReplace) return { slot: coldest.slot, replaced: coldest.etag };
+    const { slot } = coldest;
+    busy.add(slot);
+    // In one request, where the server can: no moment at which another node could take the place, and nothing goes for a pack that
+    // is not stored then.
+    if (api.canReplace) return { slot, replaced: coldest };
     try {
-      await api.delete(packKey(coldest.slot), deadlineMs);
-      return { slot: coldest.slot, replaced: null };
+      await api.delete(packKey(slot), deadlineMs, true);
+      this.#evict(coldest);
+      return { slot, replaced: undefined };
     } catch (error) {
-      busy.delete(coldest.slot);
+      if (this.#isThere(coldest)) index.touch(coldest);
+      busy.delete(slot);
       throw error;
     }
   }

@@ -1,11 +1,12 @@
 /**
  * Decides when a server counts as gone: after so many failed tries in a row, without a good one between, and not all of one object.
  * It comes back through `probe`, tried after a growing, random wait, for ever. Time limits bound one request; this bounds how many
- * pay for them.
+ * pay for them. Writes do not count here: a server may refuse them alone (write-refusals.ts).
  */
 import { KvError } from '@kvtier/errors';
 
-const threshold = 5;
+/** Failures in a row. */
+export const threshold = 5;
 const firstWaitMs = 500;
 const maxWaitMs = 30_000;
 
@@ -16,14 +17,39 @@ export interface BreakerOptions {
   readonly onClosed: () => void;
 }
 
+/**
+ * Random waits below a bound that doubles, and begins anew only after all was well for a while: or what fails soon after each good
+ * try would be tried all the time.
+ */
+export class GrowingWait {
+  #waits = 0;
+  #wellSinceMs = Number.NEGATIVE_INFINITY;
+
+  /** It failed, after it had been well. */
+  firstMs(): number {
+    if (performance.now() - this.#wellSinceMs > maxWaitMs) this.#waits = 0;
+    return this.nextMs();
+  }
+
+  /** It failed again. */
+  nextMs(): number {
+    const boundMs = Math.min(maxWaitMs, firstWaitMs * 2 ** this.#waits++);
+    return boundMs / 2 + (Math.random() * boundMs) / 2;
+  }
+
+  wentWell(): void {
+    this.#wellSinceMs = performance.now();
+  }
+}
+
 export class RequestBreaker {
   readonly #options: BreakerOptions;
   #failures = 0;
   /** Objects that failed, two at most; emptied by what does not. */
   readonly #failing = new Set<string>();
+  readonly #wait = new GrowingWait();
   #reason = '';
   #probing = false;
-  #waits = 0;
   #timer: NodeJS.Timeout | undefined;
   #stopped = false;
 
@@ -59,9 +85,8 @@ export class RequestBreaker {
   open(failure: KvError): void {
     if (this.#reason !== '' || this.#stopped) return;
     this.#reason = failure.message;
-    this.#waits = 0;
     this.#options.onOpen(this.#reason);
-    this.#plan();
+    this.#plan(this.#wait.firstMs());
   }
 
   stop(): void {
@@ -69,9 +94,8 @@ export class RequestBreaker {
     clearTimeout(this.#timer);
   }
 
-  #plan(): void {
-    const boundMs = Math.min(maxWaitMs, firstWaitMs * 2 ** this.#waits++);
-    this.#timer = setTimeout(() => void this.#probe(), boundMs / 2 + (Math.random() * boundMs) / 2);
+  #plan(waitMs: number): void {
+    this.#timer = setTimeout(() => void this.#probe(), waitMs);
   }
 
   async #probe(): Promise<void> {
@@ -80,10 +104,11 @@ export class RequestBreaker {
       await this.#options.probe();
       this.#reason = '';
       this.#wentWell();
+      this.#wait.wentWell();
       if (!this.#stopped) this.#options.onClosed();
     } catch (error) {
       this.#reason = KvError.from(error).message;
-      if (!this.#stopped) this.#plan();
+      if (!this.#stopped) this.#plan(this.#wait.nextMs());
     } finally {
       this.#probing = false;
     }

@@ -31,11 +31,14 @@ export interface ListedPage {
 
 export interface S3ApiOptions {
   readonly plan: S3Plan;
-  /** `object`: what it says something of, of one object only; undefined: of the bucket. */
-  readonly onTry: (failure: KvError | undefined, object: string | undefined) => void;
+  /** `object`: what it says something of, of one object only; undefined: of the bucket. `isWrite`: of writes, and of nothing else. */
+  readonly onTry: (failure: KvError | undefined, object: string | undefined, isWrite: boolean) => unknown;
   /** Why nothing is to be tried now; undefined: go on. */
   readonly suspended: () => string | undefined;
 }
+
+/** A write failed, and the server has said at each try that it stored nothing. */
+export class NotStored extends KvError {}
 
 type SdkError = Error & { Code?: string; $metadata?: { httpStatusCode?: number } };
 
@@ -164,7 +167,7 @@ export class S3Api {
 
   /**
    * Write an object only where none is (`replaced` null), or only in the place of the one with that ETag; 'other': something else is
-   * there. `unsure`: a try had no answer, or none that says what was stored, so that it may be this very object.
+   * there. `unsure`: a try had no answer, or none that says what was stored, so that it may be this very object. NotStored when none is.
    */
   async put(
     key: string,
@@ -175,12 +178,18 @@ export class S3Api {
     const condition = replaced === null ? { 'if-none-match': '*' } : { 'if-match': this.#etagHeader(replaced) };
     const headers = { 'content-type': 'application/octet-stream', ...condition };
     let tries = 0;
-    const reply = await this.#tried(`PUT ${key}`, deadlineMs, async () => {
+    let refusals = 0;
+    const once = async (): Promise<HttpReply> => {
       tries++;
       const answer = await this.#send({ method: 'PUT', key, headers, body, targets: [] }, deadlineMs);
       // 409: another conditional write of this key is in progress; it wins or it does not, the next try will see.
       if ([200, 412].includes(answer.status) || (replaced !== null && answer.status === 404)) return answer;
+      if (answer.status >= 400 && answer.status < 500) refusals++;
       throw failureOf(answer);
+    };
+    const reply = await this.#tried(`PUT ${key}`, deadlineMs, once, 'write').catch((error: unknown) => {
+      if (!(error instanceof KvError) || tries > refusals) throw error;
+      throw new NotStored(error.code, error.message, { retry: error.retry });
     });
     const etag = bareEtag(reply.headers.get('etag') ?? '');
     // A 200 that does not name what it has stored may be an error's.
@@ -188,11 +197,13 @@ export class S3Api {
     return { outcome: reply.status === 200 && isNamed ? 'stored' : 'other', etag, unsure: tries > 1 || !isNamed };
   }
 
-  async delete(key: string, deadlineMs: number): Promise<void> {
-    await this.#tried(`DELETE ${key}`, deadlineMs, async () => {
+  /** `isForWrite`: to make room for one. A failure of any other one says nothing of what else the server does. */
+  async delete(key: string, deadlineMs: number, isForWrite = false): Promise<void> {
+    const once = async (): Promise<void> => {
       const answer = await this.#send({ method: 'DELETE', key, headers: {}, body: [], targets: [] }, deadlineMs);
       if (![200, 204, 404].includes(answer.status)) throw failureOf(answer);
-    });
+    };
+    await this.#tried(`DELETE ${key}`, deadlineMs, once, isForWrite ? 'room' : 'nothing');
   }
 
   /** All objects whose key begins with the tier's prefix and `below`: few. */
@@ -301,12 +312,12 @@ export class S3Api {
     });
   }
 
-  /** `about`: what a failure is told of. */
+  /** `about`: what a failure is told of; 'room': of writes, but that there was room says nothing of them. */
   async #tried<T>(
     what: string,
     deadlineMs: number,
     once: (limitMs: number) => Promise<T>,
-    about: 'bucket' | 'object' | 'nothing' = 'object',
+    about: 'bucket' | 'object' | 'write' | 'room' | 'nothing' = 'object',
   ): Promise<T> {
     const object = about === 'bucket' ? undefined : what;
     for (let tries = 1; ; tries++) {
@@ -317,11 +328,11 @@ export class S3Api {
       try {
         this.requestCount++;
         const result = await once(Math.min(leftMs, this.#plan.idleLimitMs * 2));
-        this.#options.onTry(undefined, object);
+        this.#options.onTry(undefined, object, about === 'write');
         return result;
       } catch (error) {
         const { failure, mayPass, isBusy } = judged(error, what);
-        if (about !== 'nothing') this.#options.onTry(failure, object);
+        if (about !== 'nothing') this.#options.onTry(failure, object, about === 'write' || about === 'room');
         // "Slow down" is meant: never less than half a second.
         const leastMs = isBusy ? busyBackoffMs : 0;
         const waitMs = leastMs + Math.random() * Math.min(maxBackoffMs, firstBackoffMs * 2 ** tries);

@@ -346,3 +346,96 @@ it('a block that is too large for who reads it counts as held there no more, and
   expect(await bench.write(two, space, hashes, payloadBytes)).toEqual(['stored', 'stored']);
   expect(await bench.read(two, space, hashes, payloadBytes)).toEqual(['ready', 'ready']);
 });
+
+/** A full tier of packs with a block each. `replaces`: its server honours If-Match of PUT. */
+async function full(replaces: boolean): Promise<{ tier: S3Tier; log: string[]; hashes: HashKey[] }> {
+  const log: string[] = [];
+  const told = (_: object, message: string): void => void log.push(message);
+  let settings = 0;
+  const refusesMatch = ({ method, key }: { method: string; key: string }): boolean =>
+    !replaces && method === 'PUT' && key.endsWith('settings') && ++settings > 2;
+  bucket.fault = (request) => (refusesMatch(request) ? 501 : undefined);
+  const bytes = 10 * (96 << 10) + 4096;
+  const tier = await open({ bytes, refreshMs: 100 }, { log: { info: told, warn: told, error: told } });
+  const hashes = Array.from({ length: 10 }, (_, i) => hashNamed(`held ${i}`));
+  for (const hash of hashes) expect(await bench.write(tier, space, [hash], payloadBytes)).toEqual(['stored']);
+  expect(packKeys().length).toBe(10);
+  return { tier, log, hashes };
+}
+
+it.each([
+  ['replaces packs, and refuses writes', true, 'PUT', 403, 0],
+  ['replaces packs, and answers writes with 500', true, 'PUT', 500, 0],
+  ['deletes before it writes, and refuses writes', false, 'PUT', 403, 1],
+  ['deletes before it writes, and refuses to delete', false, 'DELETE', 403, 0],
+] as const)(
+  'a full server that %s is read on, and nothing more goes for what it does not store',
+  async (_, replaces, refused, status, lost) => {
+    const { tier, log, hashes } = await full(replaces);
+    const told: string[] = [];
+    tier.follow(({ kind }) => told.push(kind));
+    told.length = 0;
+    let news = 0;
+    const write = () => bench.write(tier, space, [hashNamed(`new ${news++}`)], payloadBytes);
+    bucket.fault = ({ method }) => (method === refused ? status : undefined);
+    const requests = (): number => bucket.requests.filter((request) => request.startsWith(`${refused} `)).length;
+    const refuses = async (): Promise<void> => expect(await write()).toEqual(['refused']);
+    const listingsBefore = listings();
+    while (tier.stats().detail!.writes_refused === 0) await refuses();
+    const [firstTries, sinceMs] = [requests(), performance.now()];
+    // One pack is tried after a quarter of a second or more, the next one after twice as much, and so on.
+    const thirdTry = firstTries + (status === 500 ? 14 : 3);
+    await until(() => refuses().then(() => requests() >= thirdTry), 'the third try');
+    expect(performance.now() - sinceMs).toBeGreaterThan(1_700);
+    await until(() => listings() > listingsBefore + 10, 'listings');
+    const held = 10 - lost;
+    expect([packKeys().length, heldOf(tier, hashes), tier.stats().evictions]).toEqual([held, held, lost]);
+    expect(told).toEqual(lost === 0 ? [] : ['removed']);
+    expect(tier.stats()).toMatchObject({
+      inService: true,
+      outOfServiceReason: expect.stringContaining(`HTTP ${status}`),
+    });
+    expect(log.filter((line) => line.includes('refuses writes'))).toHaveLength(1);
+    const left = hashes.filter((hash) => tier.lookup(space, [hash]) === 1);
+    expect(await bench.read(tier, space, left, payloadBytes)).toEqual(left.map(() => 'ready'));
+    bucket.fault = () => undefined;
+    await until(async () => (await write())[0] === 'stored', 'a write');
+    expect(await write()).toEqual(['stored']);
+    expect(tier.stats()).toMatchObject({ inService: true, outOfServiceReason: '' });
+    expect(tier.stats().detail).toMatchObject({ writes_refused: 0 });
+    expect(packKeys().length).toBe(10);
+  },
+);
+
+it('a pack that cannot be replaced is not in the way of each write', async () => {
+  const { tier, hashes } = await full(true);
+  const [key] = packKeys();
+  bucket.fault = ({ method, key: asked }) => (method === 'PUT' && asked === key ? 403 : undefined);
+  expect(await bench.write(tier, space, [hashNamed('new 0')], payloadBytes)).toEqual(['refused']);
+  for (let i = 1; i < 4; i++)
+    expect(await bench.write(tier, space, [hashNamed(`new ${i}`)], payloadBytes)).toEqual(['stored']);
+  expect([tier.lookup(space, hashes.slice(0, 1)), tier.stats().evictions]).toEqual([1, 3]);
+});
+
+it('lists as many blocks as it may; packs with what is beyond that stay, and their places are taken', async () => {
+  const hashes = await written(4);
+  const bytes = 4 * (96 << 10) + 4096;
+  bucket.objects.delete('kvtier/v1/settings');
+  const keys = packKeys();
+  for (const [at, key] of keys.entries()) {
+    bucket.put(`${packsBelow}${String(at).padStart(8, '0')}.new`, bucket.objects.get(key)!.body);
+    bucket.objects.delete(key);
+  }
+  for (const key of packKeys()) {
+    bucket.put(key.slice(0, -4), bucket.objects.get(key)!.body);
+    bucket.objects.delete(key);
+  }
+  const tier = await open({ bytes, maxBlocks: 3 });
+  await until(() => tier.stats().detail!.left_out_blocks === 1, 'what is left out');
+  expect([heldOf(tier, hashes), tier.stats().blocks, tier.stats().bytes]).toEqual([3, 3, 4 * (96 << 10)]);
+  expect(packKeys().length).toBe(4);
+  // The tier is full: a write has the place of the coldest pack, and not of one that is taken for nothing.
+  expect(await bench.write(tier, space, [hashNamed('new')], payloadBytes)).toEqual(['stored']);
+  expect([packKeys().length, tier.lookup(space, [hashNamed('new')])]).toEqual([4, 1]);
+  expect(tier.stats().blocks).toBe(3);
+});

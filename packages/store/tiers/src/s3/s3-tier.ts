@@ -6,7 +6,8 @@
  *     Discovery ──LIST──▶ other nodes' packs come and go
  *
  * Invariants (law 1 to 3): what is delivered was verified; nothing outlasts its time limit; at most packCount × packBytes lie
- * under the prefix. A server that does not answer takes the tier out of service, and `RequestBreaker` brings it back.
+ * under the prefix. A server that does not answer takes the tier out of service, and `RequestBreaker` brings it back; one that refuses
+ * writes is read on (`WriteRefusals`).
  */
 
 import { native } from '@kvtier/data-plane';
@@ -31,6 +32,7 @@ import { PackReader, type WantedBlock } from './pack-reader.ts';
 import { type PackJob, PackWriter } from './pack-writer.ts';
 import { RequestBreaker } from './request-breaker.ts';
 import { S3Api } from './s3-api.ts';
+import { WriteRefusals } from './write-refusals.ts';
 
 /** What an orderly end leaves to packs that are being stored. */
 const closingMs = 2_000;
@@ -40,9 +42,10 @@ export class S3Tier implements Tier {
   readonly supports = { persistent: true, shared: true, writable: true, evicts: true };
   readonly #options: S3TierOptions;
   readonly #plan: S3Plan;
-  readonly #index = new PackIndex();
+  readonly #index: PackIndex;
   readonly #api: S3Api;
   readonly #breaker: RequestBreaker;
+  readonly #refusals: WriteRefusals;
   readonly #discovery: Discovery;
   readonly #writer: PackWriter;
   readonly #reader: PackReader;
@@ -62,11 +65,11 @@ export class S3Tier implements Tier {
    */
   static async open(options: S3TierOptions): Promise<S3Tier> {
     const plan = planS3(options);
-    const holder: { breaker?: RequestBreaker } = {};
+    const holder: { tier?: S3Tier } = {};
     const api = await S3Api.open({
       plan,
-      onTry: (failure, object) => holder.breaker?.noted(failure, object),
-      suspended: () => holder.breaker?.suspended,
+      onTry: (failure, object, isWrite) => holder.tier === undefined || holder.tier.#noted(failure, object, isWrite),
+      suspended: () => (holder.tier === undefined ? undefined : holder.tier.#breaker.suspended),
     });
     try {
       const deadlineMs = performance.now() + plan.timeLimitMs;
@@ -78,7 +81,7 @@ export class S3Tier implements Tier {
         void opened.#goOn(listing);
         return opened;
       });
-      holder.breaker = tier.#breaker;
+      holder.tier = tier;
       const at = `${plan.url.origin}/${plan.bucket}/${plan.prefix}`;
       const packs = plan.packCount - tier.#discovery.free.size;
       options.log.info({ at, packs, packCount: plan.packCount }, 'the s3 tier is open');
@@ -94,7 +97,8 @@ export class S3Tier implements Tier {
     this.#options = options;
     this.#plan = plan;
     this.#api = api;
-    const index = this.#index;
+    const index = new PackIndex(plan.maxBlocks);
+    this.#index = index;
     const onEvicted = (blockCount: number): void => {
       this.#counts.evictions += blockCount;
     };
@@ -112,7 +116,9 @@ export class S3Tier implements Tier {
     });
     const shared = { plan, api, index, log, onEvicted };
     this.#discovery = new Discovery(shared);
-    this.#writer = new PackWriter({ ...shared, discovery: this.#discovery, memory });
+    const refusals = new WriteRefusals(log);
+    this.#refusals = refusals;
+    this.#writer = new PackWriter({ ...shared, discovery: this.#discovery, memory, refusals });
     this.#reader = new PackReader({
       ...{ api, arena, memory },
       onGone: (pack) => {
@@ -160,6 +166,7 @@ export class S3Tier implements Tier {
           this.#index.touch(entry.pack);
           end(index, 'held');
         } else if (others !== undefined) others.push((stored) => end(index, stored ? 'held' : 'refused'));
+        else if (!this.#refusals.mayTry) end(index, 'refused');
         else if (bytes === undefined || !this.#writer.fits(bytes) || !this.#writer.hasRoom(jobBytes + bytes)) {
           end(index, 'refused');
         } else {
@@ -225,7 +232,8 @@ export class S3Tier implements Tier {
   }
 
   stats(): TierStats {
-    const { packs, toldCount, storedBytes } = this.#index;
+    const { packs, toldCount, storedBytes, leftOutCount, bytes: indexBytes } = this.#index;
+    const refused = this.#refusals.reason;
     return {
       tier: this.name,
       blocks: this.#closed ? 0 : toldCount,
@@ -233,11 +241,14 @@ export class S3Tier implements Tier {
       capacityBytes: this.#plan.capacityBytes,
       ...this.#counts,
       inService: this.#inService,
-      outOfServiceReason: this.#breaker.reason,
+      outOfServiceReason: this.#breaker.reason || (refused === '' ? '' : `writes are refused: ${refused}`),
       detail: {
+        writes_refused: refused === '' ? 0 : 1,
         packs: packs.size,
         pack_slots: this.#plan.packCount,
         stored_bytes: storedBytes,
+        left_out_blocks: leftOutCount,
+        index_bytes: indexBytes,
         foreign_objects: this.#discovery.foreignCount,
         unreadable_packs: this.#discovery.unreadableCount,
         requests: this.#api.requestCount,
@@ -272,6 +283,12 @@ export class S3Tier implements Tier {
     await this.#pass;
   }
 
+  /** That a write went well says that the server is there; that one was refused says nothing of what else it does. */
+  #noted(failure: KvError | undefined, object: string | undefined, isWrite: boolean): void {
+    if (isWrite) this.#refusals.noted(failure);
+    if (failure === undefined || !isWrite) this.#breaker.noted(failure, object);
+  }
+
   get #inService(): boolean {
     return !this.#index.hidden && !this.#closed;
   }
@@ -290,7 +307,8 @@ export class S3Tier implements Tier {
     this.#index.remove(entry);
     if (reason === 'corrupt') this.#counts.corrupt++;
     if (reason === 'evicted') this.#counts.evictions++;
-    if (entry.pack.listedCount === 0) this.#keep(this.#retire(entry.pack));
+    // What it has beyond the bound of the index may be wanted by others.
+    if (entry.pack.listedCount + entry.pack.leftOutCount === 0) this.#keep(this.#retire(entry.pack));
   }
 
   /** Nothing in it is wanted any more. Fails quietly: eviction will come by. */
