@@ -1,6 +1,7 @@
 /** What a gateway or its client does wrong, stops doing or does too much of: bounds, ends at each moment, nonsense. */
 import { setImmediate as nextTurn, setTimeout as sleep } from 'node:timers/promises';
 import { status } from '@grpc/grpc-js';
+import type { ProcessingResponse } from '@kvtier/wire/ext-proc';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Gateway, type GatewayStream, modes, PickerRig, sentOn, toldBy } from './testing/index.ts';
 
@@ -148,6 +149,20 @@ describe('bounds', () => {
     await rig.idle();
   });
 
+  it('a body that is far above its own limit and comes as one is routed by load', async () => {
+    await rig.start({ bodyBytes: 1_000 });
+    const stream = rig.gateway.open({ modes: modes.buffered });
+    stream.post();
+    stream.requestBody(Buffer.alloc(300_000, 'x'));
+    const [, response] = await stream.has(2);
+    expect(toldBy(response!)).toMatchObject({ part: 'requestBody', endpoint: '10.0.0.1:8000' });
+    expect(rig.reader.asked).toEqual([]);
+    expect(await rig.metric('kvtier_picker_unread_total{reason="too_large"}')).toBe(1);
+    expect(await rig.metric('kvtier_picker_held_bytes')).toBe(0);
+    stream.cancel();
+    await rig.idle();
+  });
+
   it('a large body is read and sent back in pieces that Envoy takes', async () => {
     await rig.start();
     const whole = Buffer.alloc(6_000_000, 'abcdefghij');
@@ -158,14 +173,16 @@ describe('bounds', () => {
       stream.requestBody(whole.subarray(at, at + 1_500_000), at + 1_500_000 >= whole.length);
       await nextTurn();
     }
-    await stream.until(({ responses }) => sentOn(responses, 'requestBody').length === whole.length);
-    expect(sentOn(stream.responses, 'requestBody').equals(whole)).toBe(true);
-    const ends = stream.responses.map(({ response }) => {
+    const endOf = (answer: ProcessingResponse | undefined) => {
+      const { response } = answer ?? {};
       const mutation = response?.$case === 'requestBody' ? response.value.response?.bodyMutation?.mutation : undefined;
       return mutation?.$case === 'streamedResponse'
         ? [mutation.value.body.length <= 62_000, mutation.value.endOfStream]
         : [];
-    });
+    };
+    await stream.until(({ responses }) => endOf(responses.at(-1))[1] === true);
+    expect(sentOn(stream.responses, 'requestBody').equals(whole)).toBe(true);
+    const ends = stream.responses.map(endOf);
     expect(ends.slice(1, -1).every(([fits, end]) => fits === true && end === false)).toBe(true);
     expect(ends.at(-1)).toEqual([true, true]);
     expect(rig.reader.asked[0]?.body.length).toBe(whole.length);

@@ -131,10 +131,10 @@ describe('a request', () => {
   it('that nobody understands is routed by load', async () => {
     rig.reader.script = () => Promise.reject(new Error('no JSON'));
     const stream = rig.gateway.open({ modes: modes.duplex });
-    stream.post('/v1/audio', { 'x-gateway-model-name': 'other' });
+    stream.post('/v1/audio');
     stream.requestBody('?'.repeat(400));
     await stream.has(2);
-    expect(rig.dispatch.asked[0]).toMatchObject({ model: 'other', tokens: 100 });
+    expect(rig.dispatch.asked[0]).toMatchObject({ model: 'm', tokens: 100 });
     expect(await rig.metric('kvtier_picker_unread_total{reason="not_understood"}')).toBe(1);
     stream.cancel();
     await rig.idle();

@@ -63,6 +63,12 @@ const bodyModes = {
   none: BodySendMode.NONE,
 } as const;
 
+/**
+ * Of one message, whatever `bodyBytes` is: a gateway that buffers sends a body as one, and one that is too large to be read is to be routed
+ * all the same. It is let go before a worker is waited for; the gateway, which sends it, holds as much until the answer.
+ */
+const mostMessageBodyBytes = 64 << 20;
+
 /** A gateway that has vanished without a word is found out, and its streams end. */
 const keepalive = { 'grpc.keepalive_time_ms': 20_000, 'grpc.keepalive_timeout_ms': 10_000 };
 
@@ -125,7 +131,7 @@ export async function startEndpointPicker(options: EndpointPickerOptions): Promi
         ...(tls ? { credentials: tls } : {}),
         channel: {
           ...keepalive,
-          'grpc.max_receive_message_length': config.bodyBytes + maxBesideBodyBytes,
+          'grpc.max_receive_message_length': Math.max(config.bodyBytes, mostMessageBodyBytes) + maxBesideBodyBytes,
           'grpc.max_concurrent_streams': config.maxStreams,
         },
       },

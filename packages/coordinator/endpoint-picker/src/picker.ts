@@ -14,11 +14,12 @@ import type { Worker } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 import type { Asked } from './asked.ts';
 import { type Candidate, candidatesOf, fallbacksOf, whyNone } from './endpoints.ts';
+import { joined } from './held-body.ts';
 import type { PickerMetrics } from './metrics.ts';
 import { modelIn } from './named-model.ts';
 import { noWorker } from './refusal.ts';
 import { Share } from './share.ts';
-import { guess, modelFor, modelsOf, type NotRead } from './unread.ts';
+import { guess, isModelWanted, type NotRead, targetOf } from './unread.ts';
 
 /** What routing has to know of a request's body. */
 export interface BodyFacts {
@@ -121,13 +122,17 @@ export class Picker {
     const all = workers();
     const allowed = candidatesOf(all, asked.subset);
     const knowing = facts?.among;
-    const candidates = knowing ? allowed.filter(({ worker }) => knowing.has(worker.record.name)) : allowed;
-    if (candidates.length === 0) throw noWorker(whyNone(all, asked.subset));
+    const reachable = knowing ? allowed.filter(({ worker }) => knowing.has(worker.record.name)) : allowed;
+    if (reachable.length === 0) throw noWorker(whyNone(all, asked.subset));
+    const { model, candidates } =
+      facts?.model === undefined
+        ? targetOf(asked, 'why' in read ? read : {}, reachable)
+        : { model: facts.model, candidates: reachable };
     const { unsplit, ...prompt } = facts ?? { ...guess(asked, candidates, bytes), unsplit: undefined };
     const request: DispatchRequest = {
       ...prompt,
       id: asked.id,
-      model: facts?.model ?? asked.model ?? modelFor(asked, read, candidates),
+      model,
       session: asked.session || (facts?.session ?? ''),
       among:
         candidates.length === all.filter((worker) => worker !== undefined).length
@@ -155,12 +160,12 @@ export class Picker {
   }
 
   /**
-   * What a body names that is not read as a prompt; undefined, too, where that matters to nobody: one model is served, or a header says it.
+   * What a body names that is not read as a prompt; undefined, too, where that matters to nobody.
    * @throws the reason of `signal`
    */
   async modelIn(asked: Asked, pieces: readonly Buffer[], signal: AbortSignal): Promise<string | undefined> {
-    const served = modelsOf(candidatesOf(this.#parts.workers(), asked.subset));
-    return asked.model !== undefined || served.size < 2 ? undefined : modelIn(pieces, signal);
+    const candidates = candidatesOf(this.#parts.workers(), asked.subset);
+    return isModelWanted(asked, candidates) ? modelIn(pieces, signal) : undefined;
   }
 
   /** @throws Saturated: its first token would come too late there */
@@ -240,7 +245,7 @@ export class Picker {
     else if (asked.method !== 'POST' || body.every((piece) => piece.length === 0)) not = { why: 'no_body' };
     else {
       try {
-        return await reader.read(asked.path, joined(body), signal);
+        return await reader.read(asked.path, await joined(body, signal), signal);
       } catch (error) {
         if (signal.aborted) throw signal.reason;
         logger.debug({ request: asked.id, err: error }, 'a body was not understood: routed by load alone');
@@ -270,14 +275,4 @@ function chosen(dispatch: Dispatch, request: DispatchRequest, signal: AbortSigna
       },
     );
   });
-}
-
-function joined(pieces: readonly Buffer[]): ArrayBuffer {
-  const whole = new Uint8Array(pieces.reduce((sum, { length }) => sum + length, 0));
-  let at = 0;
-  for (const piece of pieces) {
-    whole.set(piece, at);
-    at += piece.length;
-  }
-  return whole.buffer;
 }

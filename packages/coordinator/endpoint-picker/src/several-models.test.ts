@@ -1,4 +1,6 @@
-/** Pods of several models, and a body that nobody reads: it goes to a pod of the model that it names, or to nobody. */
+/** Pods of several models or names, and a body that nobody reads: it goes to a pod that knows the name it has for its model, or to nobody. */
+import { KvError } from '@kvtier/errors';
+import type { Worker } from '@kvtier/registry';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { type GatewayStream, modes, PickerRig, pod, ScriptedDispatch, sentOn, toldBy } from './testing/index.ts';
 
@@ -127,6 +129,84 @@ it('a name that only some pods of a model know: to these', async () => {
   expect((await answered(adapter)).endpoint).toBe('10.0.0.2:8000');
   adapter.cancel();
   await rig.idle();
+});
+
+describe('a name that nobody has read the body for', () => {
+  const listing = (worker: Worker, name: string): Worker => ({
+    ...worker,
+    facts: { ...worker.facts!, otherNames: [{ name, isAdapter: true }] },
+  });
+  const serve = (workers: readonly Worker[]): void => {
+    rig.workers = workers;
+    rig.dispatch.script = ({ model, among }) => {
+      const found = workers.find(
+        ({ facts, record }) => facts?.model === model && (among === undefined || among.has(record.name)),
+      );
+      if (found === undefined) throw new KvError('DISCONNECTED', `no worker serves ${model}`);
+      return found;
+    };
+  };
+  const podOf = (number: number, model: string): Worker => pod(number, `http://10.0.0.${number + 1}:8000`, {}, model);
+  const body = `{"model":"lora","input":"${padding}"}`;
+  const header = 'x-gateway-model-name';
+
+  it.each([
+    ['in a body that is not understood', 'duplex', {}, {}],
+    ['in a body that is too large', 'buffered', { bodyBytes: 1_000 }, {}],
+    ['in a header, verbatim', 'headersOnly', {}, { [header]: 'lora' }],
+    ['in a body, under a header with the model', 'duplex', {}, { [header]: 'a' }],
+  ] as const)('an adapter that one pod alone lists, %s: there', async (_, mode, limit, headers) => {
+    serve([podOf(0, 'a'), listing(podOf(1, 'a'), 'lora'), podOf(2, 'a')]);
+    await rig.start({ ...limit, fallbacks: 2 });
+    const stream = posted(mode, body, mode === 'buffered' ? 1 : 3, headers);
+    expect((await answered(stream)).endpoint).toBe('10.0.0.2:8000');
+    expect(rig.dispatch.asked).toMatchObject([{ model: 'a', among: new Set(['pod-1']) }]);
+    stream.cancel();
+    await rig.idle();
+  });
+
+  it.each([
+    ['a body', {}],
+    ['a header, verbatim', { [header]: 'lora' }],
+  ] as const)('an adapter of one of several models, in %s: to a pod of that one', async (_, headers) => {
+    serve([podOf(0, 'a'), listing(podOf(1, 'b'), 'lora')]);
+    await rig.start();
+    const stream = posted('duplex', body, 3, headers as Record<string, string>);
+    expect((await answered(stream)).endpoint).toBe('10.0.0.2:8000');
+    expect(rig.dispatch.asked).toMatchObject([{ model: 'b' }]);
+    stream.cancel();
+    await rig.idle();
+  });
+
+  it('what is one pod’s model and another’s other name: the model', async () => {
+    serve([listing(podOf(0, 'a'), 'lora'), podOf(1, 'lora')]);
+    await rig.start();
+    const stream = posted('duplex', body);
+    expect((await answered(stream)).endpoint).toBe('10.0.0.2:8000');
+    stream.cancel();
+    await rig.idle();
+  });
+
+  it('in a header, and nobody knows it: the pod’s to refuse where all serve one model, else 503', async () => {
+    await rig.start();
+    serve([listing(podOf(0, 'a'), 'lora'), podOf(1, 'a')]);
+    const byLoad = posted('headersOnly', '', 3, { [header]: 'c' });
+    expect((await answered(byLoad)).endpoint).toBe('10.0.0.1:8000');
+    byLoad.cancel();
+    const unknown = { ...podOf(1, 'a'), state: 'joining', facts: undefined } as const; // it may be c's
+    for (const workers of [
+      [podOf(0, 'a'), podOf(1, 'b')],
+      [podOf(0, 'a'), unknown],
+    ]) {
+      serve(workers);
+      const refused = posted('headersOnly', '', 3, { [header]: 'c' });
+      expect(await answered(refused)).toMatchObject({ status: 503, headers: { 'retry-after': '1' } });
+      expect(refusedOf(refused)).toMatchObject({ error: { message: 'no worker serves c' } });
+      await refused.closed();
+    }
+    expect(rig.dispatch.asked.map(({ model }) => model)).toEqual(['a', 'c', 'c']);
+    await rig.idle();
+  });
 });
 
 it('a client that leaves while a large body is looked through costs nothing', async () => {

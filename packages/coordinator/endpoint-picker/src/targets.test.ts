@@ -77,20 +77,26 @@ it('a time that is none is the client’s mistake', async () => {
   expect(rig.dispatch.asked).toEqual([]);
 });
 
-it('what comes of a stream is learned, of a whole answer not', async () => {
-  let came = 0;
-  rig.inTime.came = () => void came++;
-  await rig.start();
-  for (const type of ['application/json', 'text/event-stream; charset=utf-8']) {
+it('what comes of a stream is learned, of a whole answer not, nor of one that another endpoint gave', async () => {
+  const came: number[] = [];
+  rig.dispatch.firstTokenS = 0.5;
+  rig.inTime.came = (predictedS) => void came.push(predictedS);
+  await rig.start({ fallbacks: 1 });
+  for (const [type, served, learned] of [
+    ['application/json', '10.0.0.1:8000', []],
+    ['text/event-stream', '10.0.0.2:8000', []],
+    ['text/event-stream; charset=utf-8', '10.0.0.1:8000', [0.5]],
+  ] as const) {
     const stream = wanting({});
     const [response] = await stream.has(2);
-    stream.responseHeaders(String(toldBy(response!).endpoint), { ':status': '200', 'content-type': type });
+    expect(toldBy(response!).endpoint).toBe('10.0.0.1:8000,10.0.0.2:8000');
+    stream.responseHeaders(served, { ':status': '200', 'content-type': type });
     stream.responseBody('data: 1\n\n', false);
     stream.responseBody('data: 2\n\n', true);
     await stream.has(5);
     stream.end();
     await stream.closed();
+    expect(came).toEqual(learned);
   }
-  expect(came).toBe(1);
   await rig.idle();
 });

@@ -1,4 +1,4 @@
-/** What a request is taken for whose prompt nobody has read: so much work, for such a model. */
+/** What a request is taken for whose prompt nobody has read: so much work, for such a model, at those who know its name. */
 import type { Keys } from '@kvtier/kv-index';
 import type { Asked } from './asked.ts';
 import type { Candidate } from './endpoints.ts';
@@ -23,20 +23,45 @@ export function guess(asked: Asked, candidates: readonly Candidate[], bytes: num
   return { tokens, blockTokens, maxTokens: someTokens, keys: noKeys, session: asked.session };
 }
 
-/** @throws Refusal: it may be for any of several */
-export function modelFor({ method }: Asked, read: Partial<NotRead>, candidates: readonly Candidate[]): string {
+/** Whom a request may go to, and by which model's name. */
+export interface Target {
+  readonly model: string;
+  readonly candidates: readonly Candidate[];
+}
+
+/** By the first name told that some candidate knows: the body's own, then the header's. @throws Refusal: it may be for any of several */
+export function targetOf(asked: Asked, read: Partial<NotRead>, candidates: readonly Candidate[]): Target {
+  const told = knowing(read.model, candidates) ?? knowing(asked.model, candidates);
+  if (told !== undefined) return told;
   const served = modelsOf(candidates);
-  if (read.model !== undefined && served.has(read.model)) return read.model;
+  // A name that none of them knows is the pod's to refuse, unless another model's pod would, or one that may yet come to know it.
+  if (asked.model !== undefined && (served.size > 1 || candidates.some(({ worker }) => worker.facts === undefined)))
+    return { model: asked.model, candidates };
   // What has no body is as well served by one as by the other.
-  if (read.why !== undefined && read.why !== 'no_body' && method === 'POST' && served.size > 1)
+  if (read.why !== undefined && read.why !== 'no_body' && asked.method === 'POST' && served.size > 1)
     throw noWorker(
       `${served.size} models are served here, and of this request's body (${read.why}) it is not known which one it is for; ` +
         'name it in x-gateway-model-name, or try again in a moment.',
     );
-  return someModel(candidates);
+  return { model: someModel(candidates), candidates };
 }
 
-export const modelsOf = (candidates: readonly Candidate[]): ReadonlySet<string> =>
+/** Whether it matters which model a body names, beside what the header says. */
+export const isModelWanted = (asked: Asked, candidates: readonly Candidate[]): boolean =>
+  candidates.some(({ worker }) => (worker.facts?.otherNames?.length ?? 0) > 0) ||
+  (asked.model === undefined && modelsOf(candidates).size > 1);
+
+/** A model's own name first; of an alias or an adapter only those that list it: to others it is no model. undefined: nobody knows it. */
+function knowing(name: string | undefined, candidates: readonly Candidate[]): Target | undefined {
+  if (name === undefined) return undefined;
+  if (modelsOf(candidates).has(name)) return { model: name, candidates };
+  const who = candidates.filter(({ worker }) => worker.facts?.otherNames?.some((other) => other.name === name));
+  if (who.length === 0) return undefined;
+  const model = someModel(who);
+  return { model, candidates: who.filter(({ worker }) => worker.facts?.model === model) };
+}
+
+const modelsOf = (candidates: readonly Candidate[]): ReadonlySet<string> =>
   new Set(candidates.flatMap(({ worker }) => worker.facts?.model ?? []));
 
 /** That of a ready worker; '' while there is none, which Dispatch refuses as any model that nobody serves. */

@@ -70,7 +70,7 @@ export class WatchedAnswer {
   #firstToken(isTimed: boolean): void {
     if (!this.#isGood) return;
     this.#picked?.share.firstToken(isTimed);
-    if (isTimed) this.#picked?.came();
+    if (isTimed && this.#isTheirs) this.#picked?.came();
     this.#isStreamed = false;
   }
 }
