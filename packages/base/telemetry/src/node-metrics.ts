@@ -19,7 +19,7 @@ type TierFigures = Readonly<Record<(typeof tierGauges)[number], Figure>> & {
 };
 
 /** Of one piece: some milliseconds of a slow processor. */
-const samplesPerPiece = 1_000;
+const samplesPerPiece = 250;
 
 export const nodeMetricsText = (figures: NodeFigures): string => [...nodeMetricsPieces(figures)].join('');
 
