@@ -20,11 +20,6 @@ const ownTurns: readonly NamedTurn[] = [
     test: /given up at once/,
     reason: 'the test gives up two thousand calls in one turn, and so does the engine in the same process',
   },
-  {
-    file: 'packages/store/session/src/long-requests.test.ts',
-    test: /none takes a turn|no end of its pin/,
-    reason: 'the test stands for the arena with maps of 131,072 blocks, which grow at once and not as the arena does',
-  },
 ];
 
 const defects: readonly NamedTurn[] = [];

@@ -6,6 +6,7 @@ import { execFile } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import { dirname, join } from 'node:path';
+import { setImmediate } from 'node:timers/promises';
 import { readGroup } from '@kvtier/config';
 import { ownArenaBytes } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
@@ -37,10 +38,16 @@ export async function checkSystem(options: UpOptions): Promise<readonly string[]
   const isTlsSound = problems.length === 0;
   await look(() => readGroup(options.node.group ?? null));
   const model = await look(() => checkModel(options.model));
+  await setImmediate(); // each of what follows may take some tens of milliseconds
   const services = await look(() => planned(options, model ?? { name: '', dir: '' }));
   // The coordinator would say the same of TLS again.
   const asked = (services ?? []).filter(({ program }) => program !== 'coordinator' || isTlsSound);
-  return [...problems, ...(await Promise.all(asked.map(said))).flat()];
+  const saying: Promise<string[]>[] = [];
+  for (const service of asked) {
+    await setImmediate();
+    saying.push(said(service));
+  }
+  return [...problems, ...(await Promise.all(saying)).flat()];
 }
 
 /** One of each kind: several are configured alike. Of engines there is nothing to read but the model. */

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -108,19 +109,28 @@ double NowMs(clockid_t clock) {
   return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) / 1e6;
 }
 
+// Pages that were new to this thread, without those that were read from a disk.
+double NewPages() {
+  rusage used{};
+  getrusage(RUSAGE_THREAD, &used);
+  return static_cast<double>(used.ru_minflt);
+}
+
 struct Turns {
   struct uv_loop_s* loop = nullptr;
   double wallMs = 0;  // at the end of the last turn
   double idleMs = 0;  // that the loop has waited, up to then
   double baseWallMs = 0;
   double baseCpuMs = 0;
+  double basePages = 0;
   double longestCpuMs = 0, longestWallMs = 0;
   double longTurns = 0;
-  std::vector<double> rows;  // of the first long ones: [began, ended, CPU time], on the monotonic clock
+  std::vector<double> rows;  // of the first long ones: [began, ended, CPU time, new pages], on the monotonic clock
 
   void Begin() {
     wallMs = baseWallMs = NowMs(CLOCK_MONOTONIC);
     baseCpuMs = NowMs(CLOCK_THREAD_CPUTIME_ID);
+    basePages = NewPages();
     idleMs = static_cast<double>(uv_metrics_idle_time(loop)) / 1e6;
     longestCpuMs = longestWallMs = longTurns = 0;
     rows.clear();
@@ -138,12 +148,13 @@ struct Turns {
       longestCpuMs = std::max(longestCpuMs, cpu);
       if (cpu > kLongMs) {
         longTurns++;
-        if (rows.size() < kMaxRows * 3) rows.insert(rows.end(), {now - wall, now, cpu});
+        if (rows.size() < kMaxRows * 4) rows.insert(rows.end(), {now - wall, now, cpu, NewPages() - basePages});
       }
     }
     if (now - baseWallMs >= kBaselineOldMs) {
       baseWallMs = now;
       baseCpuMs = NowMs(CLOCK_THREAD_CPUTIME_ID);
+      basePages = NewPages();
       idleMs = static_cast<double>(uv_metrics_idle_time(loop)) / 1e6;
     }
     wallMs = now;

@@ -406,8 +406,8 @@ export interface NativeBinding {
   watchTurns(): void;
   /**
    * Since `watchTurns`, of the turns that have ended: the longest in CPU time of this thread, the longest without the wait for events,
-   * how many had more than 50 ms of CPU time, and rows of 3 for the first 64 of these: [began, ended, CPU time], ms on the monotonic
-   * clock (that of process.hrtime).
+   * how many had more than 50 ms of CPU time, and rows of 4 for the first 64 of these: [began, ended, CPU time, pages that were
+   * new to it], ms on the monotonic clock (that of process.hrtime).
    */
   turnsSeen(): { longestCpuMs: number; longestWallMs: number; longTurns: number; rows: Float64Array };
   /**
