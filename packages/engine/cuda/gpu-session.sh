@@ -131,7 +131,7 @@ whole 40 120 through the system: cuda random:0.5b'
 others() {
   local name
   for name in $("$(program kernel_bench)" --list 2> /dev/null); do
-    grep -q " $name\$" "$scratch/plan" || case $name in system_*) echo "system 20 120 $name" ;; *) echo "speed 20 90 $name" ;; esac
+    grep -qE "^(speed|system) [0-9]+ [0-9]+ $name\$" "$scratch/plan" || case $name in system_*) echo "system 20 120 $name" ;; *) echo "speed 20 90 $name" ;; esac
   done
 }
 

@@ -67,6 +67,13 @@ describe('defaults', () => {
     });
   });
 
+  it('of the engine worker: loads end after a minute at most, whatever more is asked for', () => {
+    const of = (loadDeadlineMs: number) => parseConfig(engineWorkerSchema, { ...worker, loadDeadlineMs }, 'test');
+    const asked = [1, 60_000, 60_001, 600_000];
+    expect(asked.map((ms) => of(ms).loadDeadlineMs)).toEqual([1, 60_000, 60_000, 60_000]);
+    for (const ms of [0, 600_001]) expect(() => of(ms)).toThrow('loadDeadlineMs');
+  });
+
   it('of the coordinator: on loopback, without a login', () => {
     expect(parseConfig(coordinatorSchema, { port: 0, engine: 'unix:/e' }, 'test')).toMatchObject({
       host: '127.0.0.1',

@@ -143,8 +143,14 @@ export const engineWorkerSchema = z.strictObject({
   hashAlgorithm: z.enum(['sha256', 'sha256_cbor', 'xxhash', 'xxhash_cbor']).default('sha256_cbor'),
   /** Root of the chains, as vLLM's PYTHONHASHSEED; fixed by default so that two processes always agree. */
   hashSeed: z.string().default('vllm-none-hash'),
-  /** A cache node ends any load after 60 s. */
-  loadDeadlineMs: z.number().int().min(1).max(60_000).default(5000),
+  /** A cache node ends any load after 60 s: more is taken as that. */
+  loadDeadlineMs: z
+    .number()
+    .int()
+    .min(1)
+    .max(600_000)
+    .overwrite((ms) => Math.min(ms, 60_000))
+    .default(5000),
   /** always: what the cache node holds is loaded, also where computing it would be faster. For measuring. */
   loads: z.enum(['planned', 'always']).default('planned'),
   /** Who pays for this engine's blocks at the cache node (its `quotas`). */

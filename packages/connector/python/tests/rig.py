@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -12,11 +13,14 @@ import socket
 import subprocess
 import tempfile
 import time
+import types
 import unittest
 from array import array
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
+from unittest import mock
 
 import kvtier
+from kvtier import session as session_module
 
 PAYLOAD_BYTES = 100_000
 BLOCK_TOKENS = 16
@@ -35,6 +39,22 @@ def until(what: str, happens: Callable[[], Any], limit_s: float = 30.0, seen: Ca
         if time.monotonic() > end:
             raise AssertionError(f"{what}: not within {limit_s} s" + ("" if seen is None else f"; {seen()}"))
         time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def slow_sessions(count: int) -> Iterator[tuple[list[Any], list[float]]]:
+    """Sessions that do not end while they are waited for, and how long they were: by a clock that goes only then."""
+    clock = [0.0]
+
+    class Slow:
+        unknown_answers = 0
+
+        def close(self, wait_s: float) -> bool:
+            clock[0] += wait_s
+            return False
+
+    with mock.patch.object(session_module, "time", types.SimpleNamespace(monotonic=lambda: clock[0])):
+        yield [Slow() for _ in range(count)], clock
 
 
 def chain(name: str, count: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -112,6 +113,24 @@ class StoresAndLoads(NodeCase):
         self.assertEqual((engine.held(chain("u", 1)), engine.session.sessions), (0, 1))
 
 
+class Refused(unittest.TestCase):
+    def test_without_a_thread_it_is_the_systems_refusal_and_nothing_is_left(self) -> None:
+        made: list[int] = []
+
+        def eventfd(*args: int) -> int:
+            made.append(real(*args))
+            return made[-1]
+
+        real = os.eventfd
+        none_left = mock.patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread"))
+        with none_left, mock.patch("os.eventfd", eventfd), mock.patch("os.close", wraps=os.close) as closed:
+            with self.assertRaisesRegex(OSError, "can't start new thread") as caught:
+                kvtier.Session("/s", namespace=NAMESPACE, payload_bytes=1, block_tokens=1)
+        self.assertEqual(caught.exception.errno, errno.EAGAIN)
+        self.assertEqual(len(made), 1)
+        closed.assert_any_call(made[0])
+
+
 class Reservations(NodeCase):
     def test_what_is_aborted_was_never_there_and_another_may_write_it(self) -> None:
         node = self.shared()
@@ -197,8 +216,15 @@ class Closing(NodeCase):
         node = self.node(disk_bytes=None)
         other, engine = self.engine(node), self.engine(node)
         engine.reserve(b"", chain("y", 3))
-        with mock.patch("kvtier.session.DRAIN_LIMIT_S", 0.2):
+        drained, waits = kvtier.Attachment.drained, []
+
+        def told(attachment: kvtier.Attachment, wait_s: float) -> bool:
+            waits.append(wait_s)
+            return drained(attachment, wait_s)
+
+        with mock.patch("kvtier.session.DRAIN_LIMIT_S", 0.2), mock.patch.object(kvtier.Attachment, "drained", told):
             until("its session ends", lambda: engine.session.close(0.1))
+        self.assertEqual(set(waits), {0.0})  # all of the limit has passed while the connection was kept
 
         def kept() -> bool:
             stats = other.session.stats(deadline_s=5)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
 import os
+import sys
 import tempfile
 import types
 import unittest
@@ -16,14 +18,18 @@ from unittest import mock
 os.environ["KVTIER_WITHOUT_SGLANG"] = "1"
 
 from kvtier import errors  # noqa: E402
+from kvtier import weights  # noqa: E402
 from kvtier.retries import Pauses  # noqa: E402
+from kvtier.session import Session  # noqa: E402
 from kvtier.sglang import arguments as arguments_module  # noqa: E402
 from kvtier.sglang import identity, pools, shares, storage  # noqa: E402
 from kvtier.weights import WeightsMissing  # noqa: E402
-from rig import until  # noqa: E402
-from sglang_play import Config, Engine, names  # noqa: E402
+from rig import slow_sessions, until  # noqa: E402
+from sglang_play import Config, Engine, Pool, names  # noqa: E402
 
 _WEIGHTS = b"w" * 32
+#: Of a plain engine, when these names were made first.
+GOLDEN = "fe9e5540ff3c03194cdbecc3bbeb49cba4ecad3f6b46d15353cd64e954a9b4c8"
 
 
 class NameCase(unittest.TestCase):
@@ -31,12 +37,16 @@ class NameCase(unittest.TestCase):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 
     def engine(self, rank: int = 0, ranks: int = 1, **arguments: Any) -> identity.Engine:
-        config = Config({}, tp_rank=rank, tp_size=ranks)
-        return identity.engine_of(config, types.SimpleNamespace(**arguments), _WEIGHTS, "0.5.2")
+        return self.of(types.SimpleNamespace(**arguments), rank, ranks)
+
+    def of(self, arguments: Any, rank: int = 0, ranks: int = 1) -> identity.Engine:
+        return identity.engine_of(Config({}, tp_rank=rank, tp_size=ranks), arguments, _WEIGHTS, "0.5.2")
+
+    def named(self, engine: identity.Engine) -> bytes:
+        return identity.namespace(engine, "kv", 64, 1000, {"dtype": "torch.float8_e4m3fn"}, b"")
 
     def name(self, rank: int = 0, ranks: int = 1, **arguments: Any) -> bytes:
-        facts = {"dtype": "torch.float8_e4m3fn"}
-        return identity.namespace(self.engine(rank, ranks, **arguments), "kv", 64, 1000, facts, b"")
+        return self.named(self.engine(rank, ranks, **arguments))
 
     def model(self, name: str, **config: Any) -> str:
         made = self.folder / name
@@ -97,6 +107,31 @@ class Configurations(NameCase):
             identity.folders(types.SimpleNamespace(model_path=model))
 
 
+    def test_a_hub_whose_copies_cannot_be_looked_for_now_is_not_one_without_the_model(self) -> None:
+        self.hub({})
+        real, models = os.stat, "models--org--model"
+
+        def away(gone: str) -> Any:
+            def stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+                if str(path) == gone:
+                    raise OSError(errno.ESTALE, "Stale file handle", gone)
+                return real(path, *args, **kwargs)
+
+            return mock.patch.object(os, "stat", stat)
+
+        root = str(self.folder)
+        os.mkdir(f"{root}/{models}")
+        for where, hubs in (({"download_dir": root}, "/nowhere"), ({}, root)):
+            sys.modules["huggingface_hub"].constants = types.SimpleNamespace(HF_HUB_CACHE=hubs)  # type: ignore[attr-defined]
+            arguments = types.SimpleNamespace(model_path="org/model", **where)
+            for gone in (root, f"{root}/{models}"):
+                for ask in (identity.folders, identity.config_of):
+                    with away(gone), self.assertRaises(OSError) as caught:
+                        ask(arguments)
+                    self.assertEqual(caught.exception.errno, errno.ESTALE)
+            self.assertEqual(identity.config_of(arguments), {"model": "org/model", "revision": ""})
+
+
 class Arguments(NameCase):
     def test_one_that_changes_kv_is_another_name(self) -> None:
         model = self.model("model")
@@ -105,7 +140,7 @@ class Arguments(NameCase):
         given: dict[str, Any] = {
             "torchao_config": "int4wo-128", "modelopt_quant": {"b": 1, "a": 2}, "quantize_and_serve": True, "load_format": "bitsandbytes",
             "model_loader_extra_config": '{"a": 1}', "custom_weight_loader": ["a.b"], "model_impl": "transformers",
-            "speculative_draft_model_quantization": "fp8", "speculative_draft_kv_cache_dtype": "fp8_e4m3", "mamba_ssm_dtype": "bfloat16",
+            "kt_amx_method": "AMXINT8", "enable_tf32_matmul": True, "speculative_draft_kv_cache_dtype": "fp8_e4m3", "mamba_ssm_dtype": "bfloat16",
             "forward_hooks": [{"name": "a"}], "mm_process_config": {"image": {"max_pixels": 1}}, "rl_on_policy_target": "fsdp",
             "json_model_override_args": '{"rope_theta": 5}', "dtype": "float16", "kv_cache_dtype": "fp8_e5m2", "quantization": "fp8",
         }
@@ -115,18 +150,39 @@ class Arguments(NameCase):
             seen[found] = name
         for usual in (
             {"load_format": "safetensors", "model_loader_extra_config": "{}", "torchao_config": "", "modelopt_quant": None},
-            {"model_impl": "auto", "kt_method": "AMXINT4", "mm_process_config": {}, "enable_hisparse": False},
+            {"model_impl": "auto", "kt_method": "AMXINT4", "kt_amx_method": "AMXINT4", "mm_process_config": {}, "enable_hisparse": False},
+            {"is_embedding": True, "speculative_draft_model_quantization": "fp8"},
         ):
             self.assertEqual(self.name(model_path=model, **usual), plain)
-        quantized = {"model_path": model, "quantization": "fp8"}  # SGLang fills in the draft's from it
-        self.assertEqual(self.name(**quantized, speculative_draft_model_quantization="fp8"), self.name(**quantized))
+
+    def test_a_drafts_quantization_is_the_models_unless_it_is_said(self) -> None:
+        """SGLang fills it in; None beside a model that is quantized: "unquant" was said."""
+        for of in ("fp8", None):
+            given = {"model_path": self.model(f"model-{of}"), "quantization": of, "speculative_algorithm": "EAGLE"}
+            found = [self.name(**given, speculative_draft_model_quantization=draft) for draft in ("fp8", "awq", None)]
+            self.assertEqual(len(set(found)), 3)
+            self.assertEqual(found[0 if of else 2], self.name(**given))
+
+    def test_what_sglang_fills_in_by_itself_changes_no_name(self) -> None:
+        model = self.folder / "golden"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps({"model_type": "llama", "num_key_value_heads": 8}))
+        defaults = {"mamba_ssm_dtype": "float32", "kt_amx_method": "AMXINT4", "load_format": "auto", "is_embedding": False}
+        fields = [(name, Any, dataclasses.field(default=value)) for name, value in {"model_path": None, **defaults}.items()]
+        of_0_5_4 = dataclasses.make_dataclass("ServerArgs", [*fields, *((name, Any, None) for name in ("dtype", "kv_cache_dtype", "context_length"))])
+        plain = {"model_path": str(model), "dtype": "auto", "kv_cache_dtype": "fp8_e4m3", "context_length": 4096}
+        self.assertEqual(self.named(self.of(of_0_5_4(**plain))).hex(), GOLDEN)
+        self.assertNotEqual(self.named(self.of(of_0_5_4(**plain, mamba_ssm_dtype="bfloat16"))).hex(), GOLDEN)
+        for forced in ("MiniMaxM2ForCausalLM", "Glm4MoeForCausalLM"):
+            of = self.model(forced, architectures=[forced])
+            self.assertEqual(self.name(model_path=of, enable_tf32_matmul=True), self.name(model_path=of))
 
     def test_without_them_the_name_is_what_it_was(self) -> None:
         model = self.folder / "golden"
         model.mkdir()
         (model / "config.json").write_text(json.dumps({"model_type": "llama", "num_key_value_heads": 8}))
         name = self.name(model_path=str(model), dtype="auto", kv_cache_dtype="fp8_e4m3", context_length=4096)
-        self.assertEqual(name.hex(), "fe9e5540ff3c03194cdbecc3bbeb49cba4ecad3f6b46d15353cd64e954a9b4c8")
+        self.assertEqual(name.hex(), GOLDEN)
 
     def test_files_count_by_their_content(self) -> None:
         model, files = self.model("model"), [self.folder / name for name in ("a.json", "b.json", "c.json")]
@@ -151,8 +207,26 @@ class Arguments(NameCase):
 
     def test_weights_beside_the_models_own_are_in_their_digest(self) -> None:
         model = self.model("model")
-        found = identity.folders(types.SimpleNamespace(model_path=model, kt_weight_path="/kt", modelopt_checkpoint_restore_path="/m.pt"))
-        self.assertEqual(found, [model, "/kt", "/m.pt"])
+        (Path(model) / "m.safetensors").write_bytes(b"m")
+
+        def beside(**arguments: str) -> list[str]:
+            given = types.SimpleNamespace(model_path=model, **arguments)
+            models = identity.folders(given)
+            self.assertEqual(models, [model])
+            return identity.beside(given, models)
+
+        self.assertEqual(beside(kt_weight_path="/kt", modelopt_checkpoint_restore_path="/m.pt"), ["/kt", "/m.pt"])
+        self.assertEqual(beside(kt_amx_weight_path="/kt"), ["/kt"])
+        self.assertEqual(beside(kt_weight_path=model + "/", modelopt_checkpoint_restore_path=model), [])
+        # Laid out as KTransformers likes: every file counts.
+        other, cache, found = self.folder / "kt" / "_numa_0", self.folder / "cache", set()
+        other.mkdir(parents=True)
+        for data in (b"a", b"b"):
+            (other / "experts.kt").write_bytes(data)
+            found.add(weights.weights_digest([model], cache, beside=[str(self.folder / "kt")]))
+        self.assertEqual(len(found | {weights.weights_digest([model], cache)}), 3)
+        with self.assertRaises(WeightsMissing):
+            weights.weights_digest([self.folder / "kt"], cache)
 
     def test_long_factors_are_used_where_requests_are_longer_than_the_model_was_trained_on(self) -> None:
         long = {"original_max_position_embeddings": 4096, "rope_scaling": {"type": "longrope"}}
@@ -173,7 +247,7 @@ class Starts(unittest.TestCase):
     def test_a_file_system_that_is_away_is_asked_again_until_it_is_back(self) -> None:
         asked: list[float] = []
 
-        def digest(*_args: Any) -> bytes:
+        def digest(*_args: Any, **_more: Any) -> bytes:
             if len(asked) < 40:
                 raise OSError(errno.ESTALE, "Stale file handle", "/models/m")
             return _WEIGHTS
@@ -193,6 +267,45 @@ class Starts(unittest.TestCase):
                 until("it has a digest", lambda: made._engine)
         self.assertEqual((made.refusal, len(logs.output), made._troubles.note.call_count), ("", 1, 0))
         self.assertEqual((asked[:7], set(asked[5:]), len(asked)), ([1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0], {30.0}, 40))
+
+    def test_sessions_that_the_system_refuses_are_asked_for_again(self) -> None:
+        refusals: list[OSError] = []
+
+        def session(*args: Any, **kwargs: Any) -> Session:
+            if refusals:
+                raise refusals.pop()
+            return Session(*args, **kwargs)
+
+        class Quick(Pauses):
+            def take(self) -> float:
+                return 0.0 * super().take()
+
+        self.enterContext(mock.patch.object(shares, "Session", session))
+        self.enterContext(mock.patch.object(shares, "Pauses", Quick))
+        engine = Engine("/tmp/kvtier-nobody.sock")
+        self.addCleanup(engine.close)
+        made = engine.storage.shares
+        until("it has a session", lambda: made.share("kv"))
+        with self.assertLogs("kvtier.sglang", "WARNING") as logs:
+            for name, happens in (
+                ("indexer", lambda: made.register("indexer", Pool(64, sides=1))),
+                ("draft", lambda: made.add_memory("draft", *made._memory["kv"])),
+                ("kv", made.renew),
+            ):
+                refusals += [OSError(errno.EMFILE, "Too many open files")] * 3
+                happens()
+                until("it has a session again", lambda name=name: made.share(name))
+                self.assertEqual(refusals, [])
+        self.assertEqual((len(logs.output), made.refusal, engine.storage.troubles.count), (1, "", 0))
+
+    def test_closing_waits_once_for_all_sessions(self) -> None:
+        engine = Engine("/tmp/kvtier-nobody.sock")
+        made = engine.storage.shares
+        until("it has a session", lambda: made.share("kv")).session.close()
+        with slow_sessions(5) as (sessions, clock):
+            made._shares = {str(i): types.SimpleNamespace(session=one) for i, one in enumerate(sessions)}  # type: ignore[misc]
+            engine.close()
+        self.assertEqual(clock, [0.2])
 
     def test_without_the_library_there_are_misses_and_one_line(self) -> None:
         missing = errors.KvError("SETUP", "libkvtier.so is not there; install kvtier's wheel, or run: npm run build")

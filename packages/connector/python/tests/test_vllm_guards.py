@@ -6,6 +6,7 @@ import errno
 import hashlib
 import inspect
 import os
+import threading
 import unittest
 from dataclasses import replace
 from typing import Any, Callable, Iterator
@@ -18,12 +19,13 @@ offload_double.install()
 from engine_case import EngineCase, prompts  # noqa: E402
 from engine_parts import GroupShape, Shape  # noqa: E402
 from engine_play import Engine  # noqa: E402
-from rig import until  # noqa: E402
+from rig import slow_sessions, until  # noqa: E402
 from kvtier.retries import Pauses  # noqa: E402
 from kvtier.session import Session  # noqa: E402
 from kvtier.vllm import identity  # noqa: E402
 from kvtier.vllm import node as node_module  # noqa: E402
 from kvtier.vllm.claims import Claims  # noqa: E402
+from kvtier.vllm.guard import Troubles  # noqa: E402
 from kvtier.vllm.connector import KvtierConnector  # noqa: E402
 from kvtier.vllm.offload_scheduler import Manager, OffloadHalf  # noqa: E402
 from kvtier.vllm.offload_worker import OffloadWorker  # noqa: E402
@@ -259,6 +261,28 @@ class Starts(EngineCase):
         self.assertEqual((asked[:7], set(asked[5:]), len(asked)), ([1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0], {30.0}, 40))
         self.serve(engine, prompts(2))
         self.assertFalse(engine.connector.troubles.stopped)
+
+    def test_threads_that_the_system_refuses_are_nobodys_fault(self) -> None:
+        self.quick()
+        refused, start = [], threading.Thread.start
+
+        def at_the_limit(thread: threading.Thread) -> None:
+            if thread.name == "kvtier-session" and len(refused) < 40:
+                refused.append(thread)
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        self.enterContext(mock.patch.object(threading.Thread, "start", at_the_limit))
+        engine = self.play(self.shared(), self.own(Shape()))
+        self.serve(engine, prompts(2))
+        self.assertEqual((len(refused), engine.connector.troubles.count), (40, 0))
+
+    def test_closing_waits_once_for_all_sessions(self) -> None:
+        node = node_module.Node(node_module.Options("/tmp/kvtier-nobody.sock"), None, [], Troubles())
+        with slow_sessions(5) as (sessions, clock):
+            node._sessions = tuple(sessions)
+            node.close()
+        self.assertEqual(clock, [0.1])
 
     def test_of_sessions_that_the_system_refused_none_is_left(self) -> None:
         self.quick()

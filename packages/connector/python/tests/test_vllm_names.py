@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -400,6 +401,12 @@ class Weights(unittest.TestCase):
             self.assertEqual(len(said.output), 1)
             self.assertIn('"weights_cache"', said.output[0])
         self.assertEqual(sorted(path.name for path in (self.folder / "kept").iterdir()), ["weights.json"])
+
+    def test_without_threads_it_is_the_systems_refusal(self) -> None:
+        none_left = mock.patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread"))
+        with none_left, self.assertRaisesRegex(OSError, "can't start new thread") as caught:
+            self.digest()
+        self.assertEqual(caught.exception.errno, errno.EAGAIN)
 
     def test_no_weights(self) -> None:
         with self.assertRaisesRegex(weights.WeightsMissing, 'give their digest as "weights_digest"'):

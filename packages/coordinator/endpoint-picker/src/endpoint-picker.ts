@@ -65,9 +65,9 @@ const bodyModes = {
 
 /**
  * Of one message, whatever `bodyBytes` is: a gateway that buffers sends a body as one, and one that is too large to be read is to be routed
- * all the same. It is let go before a worker is waited for; the gateway, which sends it, holds as much until the answer.
+ * all the same. Of no more: a message is joined in one turn, before anybody here sees it.
  */
-const mostMessageBodyBytes = 64 << 20;
+const mostMessageBodyBytes = 16 << 20;
 
 /** A gateway that has vanished without a word is found out, and its streams end. */
 const keepalive = { 'grpc.keepalive_time_ms': 20_000, 'grpc.keepalive_timeout_ms': 10_000 };

@@ -369,8 +369,8 @@ describe('by hand', () => {
     ['other-revision', { others: [side(1, { revision: 'v2' }), side(2, { identity: 'other' })] }],
     ['no-node', { others: [side(1, { node: null })] }],
     ['no-node', { decode: side(0, { node: null }) }],
-    // 1,602 tokens with one of the answer: 101 blocks, and the null block.
-    ['prefill-too-small', { others: [side(1, { totalBlocks: 101 })] }],
+    // 1,601 tokens, and room for one behind them.
+    ['prefill-too-small', { others: [side(1, { maxTotalTokens: 1_601 })] }],
     ['prefill-busy', { others: [side(1, { legs: 8 })] }],
     ['prefill-busy', { legsLeft: 0 }],
   ])('%s', (reason, part) => {
@@ -381,9 +381,11 @@ describe('by hand', () => {
     const decode = running(3, { role: 'decode' });
     const busy = { tokensAhead: 100 };
     const askedOf = (...others: Side[]) => decide(question({ decode, others, mode: 'always' })).split?.prefill.name;
-    expect(askedOf(side(1, { totalBlocks: 101 }), side(2, { ...busy, totalBlocks: 102 }))).toBe('w2');
-    expect(askedOf(side(1, { totalBlocks: 0 }), side(2, { ...busy, totalBlocks: 102 }))).toBe('w1');
-    const lacking = decide(question({ decode, others: [side(1, { totalBlocks: 101 })] }));
+    expect(askedOf(side(1, { maxTotalTokens: 1_601 }), side(2, { ...busy, maxTotalTokens: 1_602 }))).toBe('w2');
+    expect(askedOf(side(1), side(2, { ...busy, maxTotalTokens: 1_602 }))).toBe('w1');
+    // Layers that see windows hold longer ones in fewer blocks.
+    expect(askedOf(side(1, { totalBlocks: 50, maxTotalTokens: 1_602 }))).toBe('w1');
+    const lacking = decide(question({ decode, others: [side(1, { maxTotalTokens: 1_601 })] }));
     expect([lacking.reason, lacking.isLacking]).toEqual(['prefill-too-small', true]);
   });
 

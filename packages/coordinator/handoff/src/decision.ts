@@ -134,16 +134,15 @@ const lacks: ReadonlySet<HandOffReason> = new Set([
 
 /** Those that may compute for the decode side; the reason where there is none. */
 function candidatesOf(question: Question): readonly [Side[], HandOffReason] {
-  const { decode, others, legsPerWorker, legsLeft, tokens, blockTokens } = question;
+  const { decode, others, legsPerWorker, legsLeft, tokens } = question;
   let found = others.filter(({ number, role, isReady }) => isReady && role !== 'decode' && number !== decode.number);
   if (found.length === 0) return [found, 'no-prefill-worker'];
   found = found.filter(({ revision, identity }) => revision === decode.revision && identity === decode.identity);
   if (found.length === 0) return [found, 'other-revision'];
   found = decode.node === null ? [] : found.filter(({ node }) => node !== null);
   if (found.length === 0) return [found, 'no-node'];
-  // As engines refuse it, also where the prompt alone is asked for: with room for a token behind it, and without the null block.
-  const blocks = Math.ceil((tokens + 1) / blockTokens);
-  found = found.filter(({ totalBlocks }) => totalBlocks === 0 || blocks < totalBlocks);
+  // As engines refuse it, also where the prompt alone is asked for: with room for a token behind it.
+  found = found.filter(({ maxTotalTokens = Number.POSITIVE_INFINITY }) => tokens < maxTotalTokens);
   if (found.length === 0) return [found, 'prefill-too-small'];
   found = legsLeft < 1 ? [] : found.filter(({ legs }) => legs < legsPerWorker);
   return [found, 'prefill-busy'];

@@ -100,6 +100,40 @@ it('who came late is a reason to refuse, not for ever: one is let in again, and 
   await ask(200);
 });
 
+it('without fallback a prompt that no prefill pool holds is the decode side’s: no later try would find another one', async () => {
+  const workers = new FakeWorkers();
+  const [decode] = [workers.add('d'), workers.add('p')];
+  for (const [at, role] of (['decode', 'prefill'] as const).entries()) {
+    const facts = { ...workers.all[at]!.facts!, ...(role === 'prefill' && { maxTotalTokens: asked.tokens }) };
+    Object.assign(workers.all[at]!, { record: recordOf(role, { role, node: `n${at}` }), facts });
+  }
+  const followed: number[] = [];
+  const engines = {
+    workers: () => workers.all,
+    follow: async (number: number, _request: GenerateRequest, _signal: AbortSignal, onEvent: OnEvent) => {
+      followed.push(number);
+      onEvent(event({ tokenIds: [1], finishReason: 'length' }));
+    },
+  } as unknown as HandOffEngines;
+  const holdings = {
+    match: (_model: string, _keys: unknown, numbers: readonly number[]) =>
+      numbers.map(() => ({ blocks: 0, byMedium: new Int32Array(8) })),
+  };
+  const limits = { split: 'always', fallback: false } as const;
+  const handOffs = new HandOffs({ engines, holdings, logger: createLogger('test', 'silent'), limits });
+  const choice = { worker: decode!, share: { requestId: 'r', tokensAhead: 0, blocks: 0, loadS: 0 } };
+  const told: (string | undefined)[] = [];
+  await handOffs.follow(
+    choice as unknown as Parameters<HandOffs['follow']>[0],
+    { ...asked, arrivedMs: performance.now() },
+    greedy({ requestId: 'r' }),
+    new AbortController().signal,
+    () => {},
+    ({ degraded }) => void told.push(degraded),
+  );
+  expect([followed, told]).toEqual([[0], ['handoff-prefill-too-small']]);
+});
+
 it.each([
   ['nothing', 0],
   ['a few blocks', 10],

@@ -262,7 +262,9 @@ export class HandOffs {
     nowMs: number,
   ) {
     if (asked.hasBegun) return;
-    if (isLacking && !this.#limits.fallback && reason !== 'prefill-busy') {
+    // Of these two somebody has the role: the decode side serves it, now as at any later try.
+    const isServed = reason === 'prefill-busy' || reason === 'prefill-too-small';
+    if (isLacking && !this.#limits.fallback && !isServed) {
       this.metrics.refused('no-prefill-worker');
       const line = `model ${asked.model}: no prefill worker can be asked (${reason}), and handoff.fallback is off; try again`;
       throw new KvError('DISCONNECTED', line, { retry: true });

@@ -21,6 +21,8 @@ export interface Side extends WorkerState {
   readonly awaiting: number;
   /** As it says, or as is usual. */
   readonly maxStepTokens: number;
+  /** Of one sequence, prompt and answer together, that its pool holds; undefined: it does not say. */
+  readonly maxTotalTokens: number | undefined;
   /** Of a step that computes prompts alone, besides its tokens; 0: not known. */
   readonly prefillStepS: number;
   /** Of what decoding leaves of a target between tokens, the share that prompts get there. */

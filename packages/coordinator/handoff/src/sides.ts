@@ -69,6 +69,7 @@ export function sideOf(worker: Worker, own: Share | undefined, match: Held, legs
     freedBlocksPerS: load.freedBlocksPerS,
     maxRunning: facts?.maxRunning,
     maxStepTokens: facts?.maxStepTokens ?? usualStepTokens,
+    maxTotalTokens: facts?.maxTotalTokens,
     loadAheadS: Math.max(load.loadAheadS - share.loadS, 0),
     prefillTokensPerS: load.prefillTokensPerS,
     prefillStepS: load.prefillStepS ?? 0,

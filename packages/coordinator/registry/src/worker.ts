@@ -48,6 +48,8 @@ export interface WorkerFacts {
   readonly maxRunning: number | undefined;
   /** Tokens that it computes in one step at most; undefined: it does not say. */
   readonly maxStepTokens?: number | undefined;
+  /** Tokens of one sequence that its pool holds at most, prompt and answer together; undefined: it does not say. */
+  readonly maxTotalTokens?: number | undefined;
   /** First 16 hex digits of the namespace of each of its attention groups, as its cache node tells them; undefined: it does not say. */
   readonly namespaces: readonly string[] | undefined;
   /** Another one after each start of its process; empty: it does not say. */

@@ -197,3 +197,15 @@ it(
   },
   deadlineMs,
 );
+
+it(
+  'what compute-sanitizer looks at is timed, too, under the same name',
+  () => {
+    const script = (name: string, text: string) => writeFileSync(at(name), `#!/bin/bash\n${text}\n`, { mode: 0o755 });
+    script('path/compute-sanitizer', '');
+    script('bin/kernel_bench', stands['bin/kernel_bench']!.replace('gemm', 'gemm rope'));
+    session(['speed']);
+    expect(told().filter((name) => name === 'rope')).toEqual(['rope']);
+  },
+  deadlineMs,
+);

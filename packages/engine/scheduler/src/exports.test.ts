@@ -158,6 +158,14 @@ describe('blocks of a prompt', () => {
     expect(Math.min(...rooms)).toBe(0);
   });
 
+  it('that go down ahead wait for that room: all that are due go, though no request comes', async () => {
+    const { rig, rooms } = narrow({ writeDownAheadBlocks: 1000 });
+    await rig.generate('a', prompt(1, 40));
+    await rig.drain();
+    expect(Math.min(...rooms)).toBe(0);
+    expect(rig.engine.stats()).toMatchObject({ exportedBlocks: 10, skippedExportBlocks: 0 });
+  });
+
   it('go out too when the request ends before its first token', async () => {
     const { rig, offers } = watched(100);
     rig.submit('a', prompt(1, 40));

@@ -59,7 +59,7 @@ export class Exports {
   /** Held already; the connector does not know of them yet. */
   #unsent: (() => void)[] = [];
   #unsentBlocks = 0;
-  /** The connector's room was too small for what was there. */
+  /** The connector's room was too small for what was there, or may have been. */
   #isCut = false;
   readonly #held = new HeldByExports();
   #exportedBlocks = 0;
@@ -139,7 +139,10 @@ export class Exports {
     const { kv, aheadBlocks } = this.#ahead;
     const held = this.#held.count;
     const share = Math.floor((kv.freeBlockCount + held) / 2);
-    const room = Math.min(Math.min(this.#maxBlocks, share) - held, this.#storeRoom);
+    const ownRoom = Math.min(this.#maxBlocks, share) - held;
+    const room = Math.min(ownRoom, this.#storeRoom);
+    // What is left of it then is due again when there is room, and no step may come by itself.
+    if (room < ownRoom) this.#isCut = true;
     if (room <= 0) return;
     for (const { hashes, firstBlock, blockIds } of this.#writeDown.takeDue(kv.nextEvicted(aheadBlocks), room))
       this.#store(hashes, firstBlock, [blockIds], blockIds, kv.holdInPlace(blockIds));

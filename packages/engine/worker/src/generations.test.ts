@@ -79,7 +79,11 @@ it('a token that is drawn for another worker’s answer counts where that answer
   outputs[0]!(output({ tokenIds: [5] }));
   outputs[0]!(output({ handOff: { localBlocks: 0, readyBlocks: 1 }, finishReason: 'prefilled' }));
   expect([tokens, noted]).toEqual([0, ['taken me 7', 'over me 7']]);
+  // Unless the answer ends with it: then nothing of it goes on there.
+  begin(9, { prefillOnly: { blocks: 1, stepBlocks: 0, draws: true } });
+  outputs[1]!(output({ tokenIds: [5], finishReason: 'stop' }));
+  expect(tokens).toBe(1);
   begin(8, { handOff: { blocks: 1, stallMs: 1, deadlineMs: 1 } });
-  outputs[1]!(output({ tokenIds: [5, 6], finishReason: 'length' }));
-  expect(tokens).toBe(2);
+  outputs[2]!(output({ tokenIds: [5, 6], finishReason: 'length' }));
+  expect(tokens).toBe(3);
 });

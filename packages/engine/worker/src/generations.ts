@@ -68,8 +68,9 @@ export class Generations {
         tell(event({ failure: toFailure(error) }), true);
         return;
       }
-      // What is drawn for another worker's answer is no stream here, and that worker counts its tokens.
-      if (!request.prefillOnly) metrics.observeTokens(tokenIds.length);
+      // What is drawn for another worker's answer is no stream here, and that worker counts its tokens; none does where it is the whole
+      // answer ('prefilled' brings no token).
+      if (!request.prefillOnly || finishReason !== '') metrics.observeTokens(tokenIds.length);
       if (!runs && tokenIds.length > 0 && !request.prefillOnly) {
         runs = true;
         if (sender !== undefined && sentNumber !== undefined) watches.begun(sender, sentNumber);

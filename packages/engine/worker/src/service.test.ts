@@ -146,6 +146,7 @@ beforeEach(async () => {
     bootEpoch: 'epoch',
     maxSequences: 8,
     maxStepTokens: 512,
+    maxTotalTokens: 48n,
     namespaces: ['00112233aabbccdd'],
   });
   prefetched = [];

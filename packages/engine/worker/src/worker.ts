@@ -108,6 +108,7 @@ export async function startWorker(
     ...texts,
     generatesMany: true,
     maxStepTokens: executor.maxStepTokens,
+    maxTotalTokens: BigInt(engine.maxTotalTokens),
     maxSequences: Math.min(config.maxSequences, executor.maxStepTokens), // as the engine does: each that runs gets a token a step
     namespaces: namespaces.map(({ digest }) => Buffer.from(digest).toString('hex').slice(0, namespaceDigits)),
   };

@@ -19,7 +19,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from .leases import Load, Reservation
 from .link import Link
 from .protocol import MAX_HASHES, PROTOCOL
 from .requests import Held, Request, TierState, done_count
+from .threads import start
 from .waking import wake
 
 log = logging.getLogger("kvtier")
@@ -68,7 +69,8 @@ class Session:
     ) -> None:
         """``arena_folder``: where this process sees the folder of the node's arena. ``group``: the node may be of another user, if its
         socket's folder is of this group, by name or number. ``on_down``: called on the session's thread when what was attached has ended, and
-        at every attempt that came to nothing; it raises nothing."""
+        at every attempt that came to nothing; it raises nothing. @raises KvError; OSError where the system has no descriptor or no thread
+        now"""
         if len(namespace) != 32 or hash_bytes not in (16, 32) or payload_bytes < 1 or block_tokens < 1:
             raise KvError("CONFIG", "a session has a namespace of 32 bytes, hashes of 16 or 32, and blocks of tokens and bytes")
         self.socket_path = socket_path
@@ -103,7 +105,11 @@ class Session:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._wake_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="kvtier-session", daemon=True)
-        self._thread.start()
+        try:
+            start(self._thread)
+        except OSError:
+            os.close(self._wake_fd)
+            raise
 
     @property
     def attachment(self) -> Attachment | None:
@@ -250,11 +256,12 @@ class Session:
         while not self._closing.is_set():
             began = time.monotonic()
             attachment: Attachment | None = None
+            until: float | None = None
             try:
                 link = Link(connect(self.socket_path, self._group), self._wake_fd, self._unknown)
                 try:
                     attachment = self._attached(link, previous)
-                    self._serve(link, attachment)
+                    until = self._serve(link, attachment)
                 finally:
                     link.end(KvError("DISCONNECTED", "the session ends"))
                     self._attachment = None
@@ -266,7 +273,8 @@ class Session:
             if self._on_down is not None and not self._closing.is_set():
                 self._on_down()
             if attachment is not None:
-                previous = attachment.session if attachment.drained(DRAIN_LIMIT_S) else b""
+                wait_s = DRAIN_LIMIT_S if until is None else max(0.0, until - time.monotonic())  # it parted, and waited then
+                previous = attachment.session if attachment.drained(wait_s) else b""
             self._let_go(attachment is None or previous != b"")
             if time.monotonic() - began > GOOD_SESSION_S:
                 pause_s = FIRST_PAUSE_S
@@ -296,7 +304,8 @@ class Session:
             os.close(self._held_fd)
         self._held_fd = None
 
-    def _serve(self, link: Link, attachment: Attachment) -> None:
+    def _serve(self, link: Link, attachment: Attachment) -> float:
+        """Until when it is waited for what is not settled."""
         self.sessions += 1
         self.failing = False
         self._complaint = ""
@@ -306,14 +315,15 @@ class Session:
             link.turn(_TURN_S)
         if link.end_reason is not None:
             raise link.end_reason
-        self._part(link, attachment)
+        return self._part(link, attachment)
 
-    def _part(self, link: Link, attachment: Attachment) -> None:
+    def _part(self, link: Link, attachment: Attachment) -> float:
         self._attachment = None
         attachment.part()
         until = time.monotonic() + DRAIN_LIMIT_S
         while link.alive and time.monotonic() < until and not (attachment.drained(0.0) and link.quiet):
             link.turn(_PARTING_TURN_S)
+        return until
 
     def _complain(self, error: KvError) -> None:
         """The same trouble is told once, not at every attempt."""
@@ -323,3 +333,13 @@ class Session:
             return
         self._complaint = str(error)
         log.warning("kvtier: no session with the cache node: %s", error)
+
+
+def close_all(sessions: Iterable[Session], wait_s: float) -> None:
+    """Closes them; waits no longer for all of them than for one, as they end at the same time."""
+    closing = list(sessions)
+    for session in closing:
+        session.close(0.0)
+    until = time.monotonic() + wait_s
+    for session in closing:
+        session.close(max(0.0, until - time.monotonic()))

@@ -24,9 +24,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 from kvtier.namespace import fingerprint
+from kvtier.threads import refused
 
 log = logging.getLogger("kvtier")
 
@@ -51,12 +53,15 @@ class WeightsMissing(Exception):
     """There is nothing to make a digest of; the text says what to do."""
 
 
-def weight_files(folder: str | os.PathLike[str]) -> list[Path]:
-    """Sorted by name. A single file stands for itself."""
+def weight_files(folder: str | os.PathLike[str], beside: bool = False) -> list[Path]:
+    """Sorted by name. A single file stands for itself. `beside`: of weights that another program lays out as it likes; where no file is named
+    as weights are, all of them are."""
     path = Path(folder)
     if path.is_file():
         return [path]
     files = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    if beside and not files:
+        files = sorted(p for p in path.rglob("*") if p.is_file())
     if not files:
         remedy = 'name the folder that has them, or give their digest as "weights_digest"'
         raise WeightsMissing(f"{path}: no weights ({', '.join(SUFFIXES)}) lie there; {remedy}")
@@ -146,8 +151,10 @@ def weights_digest(
     cache: Path | None = None,
     stopped: threading.Event | None = None,
     on_read: Callable[[Path], None] = lambda path: None,
+    beside: Iterable[str | os.PathLike[str]] = (),
 ) -> bytes:
-    """32 bytes over names and contents of all weight files; `on_read` hears of each file that had to be read."""
+    """32 bytes over names and contents of all weight files; `on_read` hears of each file that had to be read. `beside`: folders
+    behind those of the models, see `weight_files`. @raises WeightsMissing; OSError for what the system refuses now"""
     stopped = stopped or threading.Event()
     cache = default_cache_path() if cache is None else cache_file(cache)
     known = _read_cache(cache)
@@ -168,11 +175,16 @@ def weights_digest(
 
     parts = []
     with ThreadPoolExecutor(_READERS, thread_name_prefix="kvtier-weights") as pool:
-        for folder in folders:
+        for folder, other in [*((one, False) for one in folders), *((one, True) for one in beside)]:
             base = Path(folder)
-            files = weight_files(base)
+            files = weight_files(base, other)
             names = [str(path.relative_to(base)) if path != base else path.name for path in files]
-            parts.append([[name, digest] for name, digest in zip(names, pool.map(one, names, files))])
+            try:
+                digests = pool.map(one, names, files)
+            except RuntimeError as error:
+                pool.shutdown(cancel_futures=True)  # another attempt reads it all
+                raise refused(error) from error
+            parts.append([[name, digest] for name, digest in zip(names, digests)])
     if found:
         _write_cache(cache, found)
     return fingerprint("kvtier-weights-1", {"models": parts})
@@ -193,9 +205,23 @@ def local_folder(name: str, revision: str | None = None, download_dir: str | Non
 
         return str(snapshot_download(name, revision=revision, cache_dir=download_dir, local_files_only=True))
     except Exception as error:
+        _ask_hub_cache(name, download_dir)  # whatever it was, the hub's own code says that there is no copy
         raise WeightsMissing(
             f'the weights of {name} are not found on this machine ({error}); give "weights_digest", 64 hex digits that stand for them'
         ) from error
+
+
+def _ask_hub_cache(name: str, download_dir: str | None) -> None:
+    """@raises OSError where the file system of the hub's copies does not answer now, so that nobody knows whether there is one"""
+    try:
+        root = download_dir or import_module("huggingface_hub").constants.HF_HUB_CACHE
+    except (ImportError, AttributeError):
+        return
+    for folder in (root, os.path.join(root, f"models--{name.replace('/', '--')}")):
+        try:
+            os.stat(folder)
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -8,7 +8,8 @@
  *
  * The next blocks are encoded while the first ones are written: a tier that gathers what it writes would have few of them at a time.
  * So a write has a slot on loan for each block that it has encoded, until that is written: as many bytes as its caller pins, which are
- * `writeDownsIdle` batches of `writeDownBatchBytes` (a quarter of the arena at most). Without a slot a block is written as it is.
+ * `writeDownsIdle` batches of `writeDownBatchBytes` for each tier (a quarter of the arena at most for each that has a codec, and not
+ * for all of them together). Without a slot a block is written as it is.
  */
 
 import { type ArenaHandle, native } from '@kvtier/data-plane';

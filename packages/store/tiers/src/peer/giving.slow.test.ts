@@ -239,12 +239,25 @@ it('fifty strangers: all are counted, one line of the log tells it', async () =>
 });
 
 it('more is used of a peer in one turn than it can be told of: what is too much is not told, and it stays connected', async () => {
-  await remote.write(disk, space, chain, payloadBytes);
+  const doubted = hashNamed('doubted');
+  await remote.write(disk, space, [...chain, doubted], payloadBytes);
+  const endedPins: string[] = [];
+  const endPin = (_: Namespace, ticket: Buffer): void => void endedPins.push(ticket.toString());
+  const { counted, reads } = await countedNode({ endPin });
+  await node.close();
+  node = counted;
   const one = await connected();
+  await until('all is seen', () => one.lookup(space, [doubted]) === 1);
   const used = Array.from({ length: maxHashes }, (_, i) => chain[i % chain.length]!);
   const told = Math.ceil((64 << 20) / (32 * maxHashes));
   for (let i = 0; i < told; i++) one.touch(space, used);
+  // What is told for more than a block's age is told behind it.
+  one.endPin(space, Buffer.from('a ticket of ours'), chain[0]!);
+  one.remove(space, [doubted], 'corrupt');
   expect(one.stats().detail!.connected_peers).toBe(1);
+  await until('the pin has ended', () => endedPins.length === 1);
+  expect(endedPins).toEqual(['a ticket of ours']);
+  await until('the giving node has looked', () => reads.get(doubted) === 1);
   expect(await local.read(one, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
   expect(one.lookup(space, chain)).toBe(chain.length);
 });

@@ -136,9 +136,11 @@ export class RemotePeer<Blocks extends FetchBlocks> {
     this.#pump();
   }
 
+  /** What is used is left untold while much is unsent. All else is rare, and nothing makes up for it. */
   hint(message: Message): void {
     const control = this.#session?.control;
-    if (control !== undefined && control.unsentBytes < maxBufferedBytes / 2) control.send(message);
+    const isUse = message.kind === 'hint' && message.what === 'used';
+    if (control !== undefined && (!isUse || control.unsentBytes < maxBufferedBytes / 2)) control.send(message);
   }
 
   /** Ends its connections; what is in flight fails. */

@@ -1,7 +1,7 @@
 /**
  * Decides when a server counts as gone: after so many failed tries in a row, without a good one between, and not all of one object.
  * It comes back through `probe`, tried after a growing, random wait, for ever. Time limits bound one request; this bounds how many
- * pay for them. Writes do not count here: a server may refuse them alone (write-refusals.ts).
+ * pay for them. Writes that were answered with a failure do not count here: a server may refuse them alone (write-refusals.ts).
  */
 import { KvError } from '@kvtier/errors';
 

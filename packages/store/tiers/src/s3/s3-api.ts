@@ -31,8 +31,16 @@ export interface ListedPage {
 
 export interface S3ApiOptions {
   readonly plan: S3Plan;
-  /** `object`: what it says something of, of one object only; undefined: of the bucket. `isWrite`: of writes, and of nothing else. */
-  readonly onTry: (failure: KvError | undefined, object: string | undefined, isWrite: boolean) => unknown;
+  /**
+   * `object`: what it says something of, of one object only; undefined: of the bucket. `isWrite`: of writes, and of nothing else
+   * where it `isAnswered`, which means that the server has said what came of it.
+   */
+  readonly onTry: (
+    failure: KvError | undefined,
+    object: string | undefined,
+    isWrite: boolean,
+    isAnswered: boolean,
+  ) => unknown;
   /** Why nothing is to be tried now; undefined: go on. */
   readonly suspended: () => string | undefined;
 }
@@ -328,11 +336,12 @@ export class S3Api {
       try {
         this.requestCount++;
         const result = await once(Math.min(leftMs, this.#plan.idleLimitMs * 2));
-        this.#options.onTry(undefined, object, about === 'write');
+        this.#options.onTry(undefined, object, about === 'write', true);
         return result;
       } catch (error) {
         const { failure, mayPass, isBusy } = judged(error, what);
-        if (about !== 'nothing') this.#options.onTry(failure, object, about === 'write' || about === 'room');
+        const isWrite = about === 'write' || about === 'room';
+        if (about !== 'nothing') this.#options.onTry(failure, object, isWrite, error instanceof StatusError);
         // "Slow down" is meant: never less than half a second.
         const leastMs = isBusy ? busyBackoffMs : 0;
         const waitMs = leastMs + Math.random() * Math.min(maxBackoffMs, firstBackoffMs * 2 ** tries);

@@ -348,15 +348,18 @@ it('a block that is too large for who reads it counts as held there no more, and
 });
 
 /** A full tier of packs with a block each. `replaces`: its server honours If-Match of PUT. */
-async function full(replaces: boolean): Promise<{ tier: S3Tier; log: string[]; hashes: HashKey[] }> {
+async function full(
+  replaces: boolean,
+  settings: object = {},
+): Promise<{ tier: S3Tier; log: string[]; hashes: HashKey[] }> {
   const log: string[] = [];
   const told = (_: object, message: string): void => void log.push(message);
-  let settings = 0;
+  let settingsWritten = 0;
   const refusesMatch = ({ method, key }: { method: string; key: string }): boolean =>
-    !replaces && method === 'PUT' && key.endsWith('settings') && ++settings > 2;
+    !replaces && method === 'PUT' && key.endsWith('settings') && ++settingsWritten > 2;
   bucket.fault = (request) => (refusesMatch(request) ? 501 : undefined);
   const bytes = 10 * (96 << 10) + 4096;
-  const tier = await open({ bytes, refreshMs: 100 }, { log: { info: told, warn: told, error: told } });
+  const tier = await open({ bytes, refreshMs: 100, ...settings }, { log: { info: told, warn: told, error: told } });
   const hashes = Array.from({ length: 10 }, (_, i) => hashNamed(`held ${i}`));
   for (const hash of hashes) expect(await bench.write(tier, space, [hash], payloadBytes)).toEqual(['stored']);
   expect(packKeys().length).toBe(10);
@@ -406,6 +409,21 @@ it.each([
     expect(packKeys().length).toBe(10);
   },
 );
+
+it('a full server that does not answer writes is out of service, though nobody reads or lists', async () => {
+  const { tier, hashes } = await full(true, { refreshMs: 3_600_000 });
+  let news = 0;
+  const write = () => bench.write(tier, space, [hashNamed(`new ${news++}`)], payloadBytes);
+  bucket.fault = () => new Promise(() => {});
+  // Three tries of a pack, at most: the fifth in all is of another one.
+  while (tier.stats().detail!.writes_refused === 0) expect(await write()).toEqual(['refused']);
+  expect(tier.stats()).toMatchObject({ inService: false, outOfServiceReason: expect.stringMatching(/^s3: /) });
+  expect(heldOf(tier, hashes)).toBe(0);
+  bucket.fault = () => undefined;
+  await until(() => tier.stats().inService, 'service');
+  expect(heldOf(tier, hashes)).toBe(10);
+  await until(async () => (await write())[0] === 'stored', 'a write');
+});
 
 it('a pack that cannot be replaced is not in the way of each write', async () => {
   const { tier, hashes } = await full(true);

@@ -31,7 +31,7 @@ import { type Pack, type PackEntry, PackIndex } from './pack-index.ts';
 import { PackReader, type WantedBlock } from './pack-reader.ts';
 import { type PackJob, PackWriter } from './pack-writer.ts';
 import { RequestBreaker } from './request-breaker.ts';
-import { S3Api } from './s3-api.ts';
+import { S3Api, type S3ApiOptions } from './s3-api.ts';
 import { WriteRefusals } from './write-refusals.ts';
 
 /** What an orderly end leaves to packs that are being stored. */
@@ -68,7 +68,7 @@ export class S3Tier implements Tier {
     const holder: { tier?: S3Tier } = {};
     const api = await S3Api.open({
       plan,
-      onTry: (failure, object, isWrite) => holder.tier === undefined || holder.tier.#noted(failure, object, isWrite),
+      onTry: (...tried) => holder.tier === undefined || holder.tier.#noted(...tried),
       suspended: () => (holder.tier === undefined ? undefined : holder.tier.#breaker.suspended),
     });
     try {
@@ -283,10 +283,13 @@ export class S3Tier implements Tier {
     await this.#pass;
   }
 
-  /** That a write went well says that the server is there; that one was refused says nothing of what else it does. */
-  #noted(failure: KvError | undefined, object: string | undefined, isWrite: boolean): void {
+  /**
+   * That a write went well says that the server is there, and that one had no answer that it may be gone; that one was refused says
+   * nothing of what else it does.
+   */
+  #noted(...[failure, object, isWrite, isAnswered]: Parameters<S3ApiOptions['onTry']>): void {
     if (isWrite) this.#refusals.noted(failure);
-    if (failure === undefined || !isWrite) this.#breaker.noted(failure, object);
+    if (!isWrite || failure === undefined || !isAnswered) this.#breaker.noted(failure, object);
   }
 
   get #inService(): boolean {

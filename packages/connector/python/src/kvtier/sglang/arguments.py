@@ -1,11 +1,13 @@
 """What of SGLang's arguments decides what KV is, beside the weights and their configuration.
 
-Invariant: where an argument of `_MORE` or `_FILES` is what it is by itself, the names are those of an SGLang that does not have it. A file
-that an argument names counts by its content: its path is another one in each container.
+Invariant: where an argument of `_MORE` or `_FILES` is what it is by itself, the names are those of an SGLang that does not have it: as it is
+by default, or as SGLang sets it for each engine of the model. A file that an argument names counts by its content: its path is another one in
+each container.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -26,7 +28,7 @@ _ALWAYS = (
     "speculative_algorithm",
     "device",
 )
-#: Said where they are something else than this.
+#: Said where they are something else than this, and than this SGLang's own default.
 _MORE: dict[str, tuple[Any, ...]] = {
     # What becomes of the weights while they are loaded. The usual formats bring what lies in the files.
     "load_format": (
@@ -39,14 +41,13 @@ _MORE: dict[str, tuple[Any, ...]] = {
     "modelopt_quant": (),
     "quantize_and_serve": (),
     "kt_method": ("AMXINT4",),
+    "kt_amx_method": ("AMXINT4",),
     "kt_num_gpu_experts": (),
     "kt_max_deferred_experts_per_token": (),
     "speculative_draft_load_format": (),
-    "speculative_draft_model_quantization": (),
     # What is computed with them.
     "model_impl": ("auto",),
     "model_config_parser": ("auto",),
-    "is_embedding": (),
     "rl_on_policy_target": (),
     "enable_tf32_matmul": (),
     "enable_w4a4_mxfp4_megamoe": (),
@@ -67,10 +68,12 @@ _MORE: dict[str, tuple[Any, ...]] = {
     "mamba_cache_philox_rounds": (0,),
     "enable_int8_mamba_checkpoint": (),
 }
+#: Of these models SGLang sets `enable_tf32_matmul` by itself, whatever was said.
+_TF32_MODELS = ("MiniMaxM2ForCausalLM", "Glm4MoeForCausalLM")
 #: Scales of KV, profiles, configurations in place of the model's own.
 _FILES = ("quantization_param_path", "rl_quant_profile", "dllm_algorithm_config", "decrypted_config_file", "decrypted_draft_config_file")
 #: Weights that are used instead of, or beside, the model's.
-WEIGHTS = ("kt_weight_path", "modelopt_checkpoint_restore_path")
+WEIGHTS = ("kt_weight_path", "kt_amx_weight_path", "modelopt_checkpoint_restore_path")
 
 
 def _text(value: Any) -> str:
@@ -89,17 +92,31 @@ def _content(name: str, path: str) -> str:
 def decisive(arguments: Any, config: Any) -> dict[str, str]:
     """`config`: the model's own, as its file says it. @raises Unsupported, OSError"""
     found = {name: str(getattr(arguments, name, None)) for name in _ALWAYS}
+    defaults = _defaults(arguments)
+    architectures = config.get("architectures") or ()
     for name, usual in _MORE.items():
         value = getattr(arguments, name, None)
-        # SGLang fills in for a draft model what is said of the model.
-        if value and value not in usual and (name, str(value)) != ("speculative_draft_model_quantization", found["quantization"]):
-            found[name] = _text(value)
+        if not value or value in usual or (name in defaults and value == defaults[name]):
+            continue
+        if name == "enable_tf32_matmul" and any(model in architectures for model in _TF32_MODELS):
+            continue
+        found[name] = _text(value)
+    draft = "speculative_draft_model_quantization"
+    if hasattr(arguments, draft) and getattr(arguments, "speculative_algorithm", None):
+        # SGLang fills in for a draft model what is said of the model: None there is another thing, a draft that is not quantized.
+        if str(getattr(arguments, draft)) != found["quantization"]:
+            found[draft] = str(getattr(arguments, draft))
     for name in _FILES:
         path = getattr(arguments, name, None)
         if path:
             found[name] = _content(name, str(path))
     lengths = _lengths(arguments, config)
     return {**found, "longrope": lengths} if lengths else found
+
+
+def _defaults(arguments: Any) -> dict[str, Any]:
+    """Of this SGLang: another one's may be something else, and names then begin with what its users never said."""
+    return {one.name: one.default for one in dataclasses.fields(arguments)} if dataclasses.is_dataclass(arguments) else {}
 
 
 def _lengths(arguments: Any, config: Any) -> str:

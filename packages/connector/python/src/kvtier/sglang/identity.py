@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def refusal(arguments: Any, storage_config: Any, keep_on_flush: bool) -> str:
 
 
 def folders(arguments: Any) -> list[str]:
-    """Where the weights lie, of a draft model, too. @raises Unsupported, WeightsMissing"""
+    """Where the models' weights lie, of a draft model, too. @raises Unsupported, WeightsMissing, OSError"""
     model = getattr(arguments, "model_path", None)
     if not model:
         raise Unsupported('SGLang does not say which model it serves; give "weights_digest", 64 hex digits that stand for its weights')
@@ -79,7 +80,18 @@ def folders(arguments: Any) -> list[str]:
     draft = getattr(arguments, "speculative_draft_model_path", None)
     if draft and str(draft) != str(model):
         found.append(local_folder(str(draft), getattr(arguments, "speculative_draft_model_revision", None), cache))
-    return found + [str(getattr(arguments, name)) for name in WEIGHTS if getattr(arguments, name, None)]
+    return found
+
+
+def beside(arguments: Any, models: Sequence[str]) -> list[str]:
+    """Where weights lie that are used instead of the models' or with them. `models`: folders that count already: one of them may be named
+    once more."""
+    found: list[str] = []
+    for name in WEIGHTS:
+        path = str(getattr(arguments, name, None) or "")
+        if path and os.path.realpath(path) not in map(os.path.realpath, (*models, *found)):
+            found.append(path)
+    return found
 
 
 def attached_later(arguments: Any) -> bool:

@@ -18,13 +18,14 @@ from kvtier.copies import Arena, Copies, Layout
 from kvtier.errors import KvError
 from kvtier.guard import Troubles
 from kvtier.retries import Pauses
-from kvtier.session import Session
+from kvtier.session import Session, close_all
 from kvtier.sglang import identity
 from kvtier.sglang.bases import agreed
 from kvtier.sglang.flushes import Flushes, flushes_of
 from kvtier.sglang.options import Options
 from kvtier.sglang.identity import pool_facts
 from kvtier.sglang.pools import PoolView, Unsupported, anchor, facts_of, view
+from kvtier.threads import start
 from kvtier.weights import WeightsMissing, weights_digest
 
 log = logging.getLogger("kvtier.sglang")
@@ -67,6 +68,8 @@ class Shares:
         self._together: str | None = None
         self._asking: threading.Thread | None = None
         self._stopped = threading.Event()
+        #: The system refused a session: it is tried again.
+        self._refused = threading.Event()
         self._kv_pool: Any = None
         refusal = identity.version_refusal(version, options.accept_versions) or identity.refusal(arguments, storage_config, options.keep_on_flush)
         try:
@@ -206,14 +209,12 @@ class Shares:
 
     def close(self) -> None:
         self._stopped.set()
+        self._refused.set()
         with self._lock:
             shares, self._shares = list(self._shares.values()), {}
             self._memory = {}
             self._arenas = {}
-        for one in shares:
-            one.session.close(0.0)
-        for one in shares:  # all of them end at the same time
-            one.session.close(0.2)
+        close_all((one.session for one in shares), 0.2)
         if self._copies is not None:
             self._copies.close(1.0)
 
@@ -222,6 +223,19 @@ class Shares:
         while not self._digested():
             if self._stopped.wait(pauses.take()):
                 return
+        pauses.reset()
+        while not self.refusal:
+            self._refused.wait()
+            self._refused.clear()
+            if self._stopped.wait(pauses.take()):
+                return
+            try:
+                with self._lock:
+                    self._open_locked()
+            except Exception as error:
+                self._troubles.note("a session that was refused", error)
+            if not self._refused.is_set():
+                pauses.reset()
 
     def _digested(self) -> bool:
         """False: a file system does not answer now, or the system has no more descriptors; it is tried again."""
@@ -231,7 +245,8 @@ class Shares:
                 weights = bytes.fromhex(options.weights_digest)
             else:
                 cache = Path(options.weights_cache) if options.weights_cache else None
-                weights = weights_digest(identity.folders(arguments), cache, self._stopped)
+                models = identity.folders(arguments)
+                weights = weights_digest(models, cache, self._stopped, beside=identity.beside(arguments, models))
             engine = identity.engine_of(self._storage_config, arguments, weights, self._version)
             with self._lock:
                 self._engine = engine
@@ -240,7 +255,7 @@ class Shares:
             if not self._stopped.is_set():
                 self.refuse(str(error))
         except OSError as error:
-            self.complain(f"the system refused what a session needs ({error}); it is tried again")
+            self._complain_of(error)
             return False
         except Exception as error:
             self._troubles.note("the digest of the weights", error)
@@ -259,7 +274,7 @@ class Shares:
         """None: they are asked, beside the lock that this is under."""
         if self._together is None and self._asking is None:
             asking = threading.Thread(target=self._ask, args=(own,), name="kvtier-ranks", daemon=True)
-            asking.start()
+            start(asking)
             self._asking = asking
         return self._together
 
@@ -279,7 +294,19 @@ class Shares:
             self._troubles.note("the name of a flush", error)
         self.refuse("its cache was flushed, and its ranks cannot agree on a name for that")
 
+    def _complain_of(self, error: OSError) -> None:
+        self.complain(f"the system refused what a session needs ({error}); it is tried again")
+
     def _open_locked(self) -> None:
+        """Beside the engine's calls, which this is called in: where the system refuses a session, the thread of the digest comes back to it."""
+        try:
+            self._open_missing_locked()
+        except OSError as error:
+            self._complain_of(error)
+            self._refused.set()
+
+    def _open_missing_locked(self) -> None:
+        """@raises OSError"""
         engine = self._engine
         if engine is None or self._stopped.is_set():
             return

@@ -19,7 +19,7 @@ from kvtier.attachment import Attachment
 from kvtier.copies import Arena, Copies
 from kvtier.errors import KvError
 from kvtier.retries import Pauses
-from kvtier.session import Session
+from kvtier.session import Session, close_all
 from kvtier.vllm import identity, roots
 from kvtier.vllm.groups import Group, Unsupported
 from kvtier.vllm.guard import Troubles
@@ -172,10 +172,7 @@ class Node:
         if self._thread.is_alive():
             self._thread.join(0.5)
         sessions, self._sessions = self._sessions, ()
-        for session in sessions:
-            session.close(0.0)
-        for session in sessions:  # all of them end at the same time
-            session.close(0.1)
+        close_all(sessions, 0.1)
         self.copies.close(0.5)
         if not self._thread.is_alive():
             self._mappings.close()

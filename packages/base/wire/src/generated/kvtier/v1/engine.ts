@@ -70,7 +70,11 @@ export interface Description {
     | string
     | undefined;
   /** Of tokenizer.json alone, hex: what each id means. Tokens of an answer that has begun are the same words wherever it is equal. */
-  tokenDigest?: string | undefined;
+  tokenDigest?:
+    | string
+    | undefined;
+  /** of one sequence, that its pool holds at most: prompt, and answer as far as it is computed; 0: not said */
+  maxTotalTokens: bigint;
 }
 
 /** One of these two: a request begins, or is not wanted any more. Of one that is over, nothing is said. */
@@ -424,6 +428,7 @@ function createBaseDescription(): Description {
     generatesMany: undefined,
     textDigest: undefined,
     tokenDigest: undefined,
+    maxTotalTokens: 0n,
   };
 }
 
@@ -498,6 +503,12 @@ export const Description: MessageFns<Description> = {
     }
     if (message.tokenDigest !== undefined) {
       writer.uint32(162).string(message.tokenDigest);
+    }
+    if (message.maxTotalTokens !== 0n) {
+      if (BigInt.asUintN(64, message.maxTotalTokens) !== message.maxTotalTokens) {
+        throw new globalThis.Error("value provided for field message.maxTotalTokens of type uint64 too large");
+      }
+      writer.uint32(168).uint64(message.maxTotalTokens);
     }
     return writer;
   },
@@ -683,6 +694,14 @@ export const Description: MessageFns<Description> = {
             }
 
             message.tokenDigest = reader.string();
+            continue;
+          }
+          case 21: {
+            if (tag !== 168) {
+              break;
+            }
+
+            message.maxTotalTokens = reader.uint64() as bigint;
             continue;
           }
         }
