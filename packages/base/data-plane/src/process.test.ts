@@ -22,6 +22,7 @@ describe('turns of the event loop', () => {
     // The first may be of the turn that goes on already.
     await turn();
     await turn();
+    const fresh = Buffer.allocUnsafeSlow(64 << 20).subarray(0, 1 << 20).fill(1); // larger than what an allocator keeps
     spin(90);
     await turn();
     await turn();
@@ -30,8 +31,9 @@ describe('turns of the event loop', () => {
     expect(longTurns).toBe(1);
     expect(longestCpuMs).toBeGreaterThanOrEqual(90);
     expect(longestWallMs).toBeGreaterThanOrEqual(longestCpuMs - 2);
-    const [began, ended, cpu] = rows;
-    expect(rows).toHaveLength(3);
+    const [began, ended, cpu, newPages] = rows;
+    expect(rows).toHaveLength(4);
+    expect(newPages).toBeGreaterThanOrEqual(fresh.length / 4096);
     expect(cpu).toBe(longestCpuMs);
     expect(began).toBeGreaterThan(before);
     expect(ended).toBeLessThanOrEqual(end);
