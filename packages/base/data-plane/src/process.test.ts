@@ -22,7 +22,9 @@ describe('turns of the event loop', () => {
     // The first may be of the turn that goes on already.
     await turn();
     await turn();
-    const fresh = Buffer.allocUnsafeSlow(64 << 20).subarray(0, 1 << 20).fill(1); // larger than what an allocator keeps
+    const fresh = Buffer.allocUnsafeSlow(64 << 20)
+      .subarray(0, 1 << 20)
+      .fill(1); // larger than what an allocator keeps
     spin(90);
     await turn();
     await turn();
