@@ -9,6 +9,7 @@ import { randomBytes } from 'node:crypto';
 import { rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import { join } from 'node:path';
+import { setImmediate } from 'node:timers/promises';
 import { readGroup } from '@kvtier/config';
 import { native } from '@kvtier/data-plane';
 import { removeStaleArenas } from '@kvtier/data-plane/places';
@@ -84,7 +85,9 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
     const isShared = members.nodes.length > 1;
     const peerPorts = isShared ? await lastingPorts(host, members.nodes.length) : [];
     if (isShared) writeFileSync(secretFile(runDir), randomBytes(48).toString('base64'), { mode: 0o600 });
+    await setImmediate(); // to look at the bundles' sources, and to begin processes, takes some tens of milliseconds each
     const services = planServices(options, { port, runDir, model, members, peerPorts });
+    await setImmediate();
     const running = new Supervisor({ services, ...events });
     supervisor = running;
     const onAbort = (): void => void running.stop();
