@@ -382,8 +382,16 @@ class Faults(EngineCase):
         node = self.node()
         engine = self.play(node, Shape(prefix_caching=False, options={"lookup_deadline_ms": 100}))
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
-        until("all are held", lambda: all(self.held(engine, one) >= 40 for one in engine.done.values()))
+
+        def are_held() -> bool:
+            if all(self.held(engine, one) >= 40 for one in engine.done.values()):
+                return True
+            self.serve(engine, self.texts)  # what a busy node gave no room in time is offered again
+            return False
+
+        until("all are held", are_held)
         half = engine.connector._scheduler
+        found = engine.external_tokens
         node.send(signal.SIGSTOP)
         names = [f"slow {i}" for i in range(5)]
         with mock.patch("kvtier.session.Session.in_arena", return_value=None):
@@ -395,7 +403,7 @@ class Faults(EngineCase):
         engine.run()
         self.check(engine)
         self.assertEqual([engine.done[name].output_tokens() for name in names], self.wanted)
-        self.assertEqual(engine.external_tokens, 5 * 40, self.told(engine))
+        self.assertEqual(engine.external_tokens - found, 5 * 40, self.told(engine))
 
     def test_full(self) -> None:
         """An arena for a few blocks: the rest is refused, and computed."""
