@@ -31,7 +31,7 @@ const descriptionSchema = z.object({
   bootEpoch: text,
   maxSequences: count,
   maxStepTokens: count,
-  maxTotalTokens: wide,
+  maxTotalTokens: wide.optional(),
   namespaces: z
     .array(text)
     .max(16)
@@ -41,11 +41,10 @@ const descriptionSchema = z.object({
 /** @throws KvError PROTOCOL, one line */
 export function factsOf(worker: string, description: Description): WorkerFacts {
   const told = checked(worker, 'what it is', descriptionSchema, description);
-  const { blockCount, maxSequences, maxStepTokens, maxTotalTokens, namespaces, ...facts } = told;
+  const { blockCount, maxSequences, maxStepTokens, namespaces, ...facts } = told;
   return {
     ...{ ...facts, totalBlocks: blockCount },
     maxStepTokens: maxStepTokens > 0 ? maxStepTokens : undefined,
-    maxTotalTokens: maxTotalTokens > 0 ? maxTotalTokens : undefined,
     maxRunning: maxSequences > 0 ? maxSequences : undefined,
     namespaces: namespaces.length > 0 ? namespaces : undefined,
   };

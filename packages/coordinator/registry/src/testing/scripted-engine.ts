@@ -91,7 +91,6 @@ export class ScriptedEngine {
       bootEpoch: randomBytes(8).toString('hex'),
       maxSequences: 0,
       maxStepTokens: 0,
-      maxTotalTokens: 0n,
       namespaces: [],
       generatesMany: true,
     };

@@ -73,8 +73,8 @@ export interface Description {
   tokenDigest?:
     | string
     | undefined;
-  /** of one sequence, that its pool holds at most: prompt, and answer as far as it is computed; 0: not said */
-  maxTotalTokens: bigint;
+  /** of one sequence, that its pool holds at most: prompt, and answer as far as it is computed */
+  maxTotalTokens?: bigint | undefined;
 }
 
 /** One of these two: a request begins, or is not wanted any more. Of one that is over, nothing is said. */
@@ -428,7 +428,7 @@ function createBaseDescription(): Description {
     generatesMany: undefined,
     textDigest: undefined,
     tokenDigest: undefined,
-    maxTotalTokens: 0n,
+    maxTotalTokens: undefined,
   };
 }
 
@@ -504,7 +504,7 @@ export const Description: MessageFns<Description> = {
     if (message.tokenDigest !== undefined) {
       writer.uint32(162).string(message.tokenDigest);
     }
-    if (message.maxTotalTokens !== 0n) {
+    if (message.maxTotalTokens !== undefined) {
       if (BigInt.asUintN(64, message.maxTotalTokens) !== message.maxTotalTokens) {
         throw new globalThis.Error("value provided for field message.maxTotalTokens of type uint64 too large");
       }
