@@ -8,11 +8,12 @@ const fake = '/checkout/packages/store/placement/src/testing/bench.ts';
 const rooms = ['packages/cli/src/main.ts', 'packages/base/errors/src/index.ts', 'services/cache-node/src/main.ts'];
 const vitest = 'file:///checkout/node_modules/@vitest/runner/dist/index.js';
 
-/** Stacks of samples 2 ms apart, outermost frame first, as a profile that begins at 1 s. */
+/** Stacks of samples 2 ms apart, outermost frame first (URL, or function and URL), as a profile that begins at 1 s. */
 function profileOf(stacks: readonly (readonly string[])[]): Profile {
   const nodes: { id: number; callFrame: Profile['nodes'][number]['callFrame']; children: number[] }[] = [];
   const nodeOf = (url: string): number => {
-    nodes.push({ id: nodes.length + 1, callFrame: { functionName: 'f', url, lineNumber: 6 }, children: [] });
+    const [file, functionName = 'f'] = url.split(' ').toReversed() as [string, string?];
+    nodes.push({ id: nodes.length + 1, callFrame: { functionName, url: file, lineNumber: 6 }, children: [] });
     return nodes.length;
   };
   const top = nodeOf('');
@@ -33,14 +34,22 @@ const msOf = (stacks: readonly (readonly string[])[]): number[] =>
   );
 
 describe('whose turn it is', () => {
-  it('the product’s when product code began it, also where it calls a fake', () => {
+  it('the product’s when product code began it, also where a fake calls it back', () => {
     expect(msOf(times(40, 'node:internal/timers', product))).toEqual([80]);
-    expect(msOf([...times(20, product), ...times(20, product, fake)])).toEqual([80]);
+    expect(msOf([...times(20, product), ...times(20, product, fake, product)])).toEqual([80]);
     expect(msOf(times(40, product, '/checkout/node_modules/pino/pino.js'))).toEqual([80]);
   });
 
   it.each(rooms)('the product’s in every room: %s', (file) => {
     expect(msOf(times(40, `file://${root}${file}`))).toEqual([80]);
+  });
+
+  it('not the product’s: what a fake computes in its turn, and the fork of a process as large as the test’s', () => {
+    expect(
+      msOf([...times(20, product), ...times(10, product, fake), ...times(10, product, fake, 'node:buffer')]),
+    ).toEqual([40]);
+    expect(msOf([...times(20, product), ...times(20, product, 'spawn node:internal/child_process')])).toEqual([40]);
+    expect(msOf(times(40, product, 'node:internal/process'))).toEqual([80]);
   });
 
   it('the test’s when it called the product, or its runner did and it was compiled away', () => {

@@ -32,6 +32,8 @@ type Kind = 'product' | 'test' | 'neither';
 
 /** Who calls tests. A test that is compiled together with what it calls may be missing between the two. */
 const runner = /\/node_modules\/(vitest|@vitest|fast-check)\//;
+/** Who copies the tables of this process's memory: that of all test files before, many times what a service has. */
+const forker = 'node:internal/child_process';
 
 /** `root`: the checkout's folder, ending with a slash. */
 export function productRuns(profile: Profile, root: string, turn: Turn): ProductRun[] {
@@ -42,19 +44,21 @@ export function productRuns(profile: Profile, root: string, turn: Turn): Product
     let story = stories.get(sample);
     if (story === undefined) {
       const frames: { kind: Kind; text: string }[] = [];
-      let called = false;
+      let [called, forks] = [false, false];
       for (let id: number | undefined = sample; id !== undefined; id = parents.get(id)) {
         const { url, functionName, lineNumber } = nodes.get(id)!.callFrame;
         const path = url.replace(/^file:\/\//, '').split('?')[0]!;
         const kind = path.startsWith(root) ? kindOf(path.slice(root.length)) : 'neither';
         if (runner.test(path)) called = true;
+        if (path === forker && functionName === 'spawn') forks = true;
         if (kind !== 'neither')
           frames.push({ kind, text: `${path.slice(root.length)}:${lineNumber + 1} ${functionName}` });
       }
       const [inner, outer] = [frames[0], frames.at(-1)];
-      story = outer
-        ? { kind: called ? 'test' : outer.kind, where: inner === outer ? outer.text : `${outer.text} > ${inner!.text}` }
-        : { kind: 'neither', where: '' };
+      const began = called ? 'test' : (outer?.kind ?? 'neither');
+      const isOthers = began === 'product' && (forks || inner!.kind === 'test');
+      const where = inner === outer ? outer?.text : `${outer!.text} > ${inner!.text}`;
+      story = { kind: isOthers ? 'neither' : began, where: where ?? '' };
       stories.set(sample, story);
     }
     return story;

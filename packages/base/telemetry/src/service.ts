@@ -141,10 +141,14 @@ function tell(message: object): void {
   process.send?.(message, undefined, undefined, () => {});
 }
 
-/** Of the event loop since the service was ready; CPU time of its thread. */
-function turnsOf(): { longestMs: number; above50ms: number } {
-  const { longestCpuMs, longTurns } = native.turnsSeen();
-  return { longestMs: longestCpuMs, above50ms: longTurns };
+/** Of the event loop since the service was ready: how many above 50 ms, and of the first of these [CPU time of its thread in ms, new pages]. */
+function turnsOf(): { above50ms: number; first: [ms: number, pages: number][] } {
+  const { longTurns, rows } = native.turnsSeen();
+  const first = Array.from({ length: rows.length / 4 }, (_, row): [number, number] => [
+    rows[row * 4 + 2]!,
+    rows[row * 4 + 3]!,
+  ]);
+  return { above50ms: longTurns, first };
 }
 
 const isPing = (message: unknown): message is { ping: unknown } =>

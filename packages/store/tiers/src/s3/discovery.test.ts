@@ -1,7 +1,7 @@
 /** Following a bucket: by whose clock packs go, and how long it keeps the event loop. */
 import { createServer, type Server } from 'node:http';
 import { setImmediate as turn } from 'node:timers/promises';
-import { native } from '@kvtier/data-plane';
+import { LongestTurn, threadUse } from '@kvtier/data-plane/testing';
 import { KvError } from '@kvtier/errors';
 import { type HashKey, headerBytes } from '@kvtier/identity';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
@@ -255,17 +255,17 @@ it('a page of packs that were all replaced goes in turns of a few milliseconds',
 /** Of this thread's own time: neither of other processes nor of this one's other threads (the collector's, the compiler's). */
 async function longestTurnOf(work: () => Promise<void>): Promise<number> {
   let isDone = false;
-  let longestMs = 0;
+  const longest = new LongestTurn();
   const watch = (async () => {
-    for (let before = native.threadCpuMs(); !isDone; ) {
+    for (let before = threadUse(); !isDone; ) {
       await turn();
-      const now = native.threadCpuMs();
-      longestMs = Math.max(longestMs, now - before);
+      const now = threadUse();
+      longest.add(before, now);
       before = now;
     }
   })();
   await work();
   isDone = true;
   await watch;
-  return longestMs;
+  return longest.ms;
 }

@@ -1,0 +1,2 @@
+export { LongestTurn, threadUse } from './longest-turn.ts';
+export { dearPagesMs } from './new-page.ts';
