@@ -294,6 +294,22 @@ describe('a hand-off', () => {
     idle(d);
   });
 
+  it.each([4, 131_000])('leaves no room to the answer of one before it that may have %i tokens', async (maxTokens) => {
+    const { world, d } = pair({}, { blockCount: 64, maxModelTokens: 100_000, limits: { maxSequences: 1 } });
+    d.submit('running', prompt(3, 8), { maxTokens: 60 });
+    await world.until(() => d.tokens('running').length > 2);
+    const given = d.tokens('running').length;
+    d.submit('chat', prompt(4, 8), { maxTokens });
+    d.submit('a', prompt(1, 43), { handOff: { blocks: 10, stallMs: 60_000, deadlineMs: 60_000 } });
+    await world.until(() => handOffs(d, 'a').length === 1);
+    // Before the next step.
+    expect(d.tokens('running')).toHaveLength(given);
+    expect(d.engine.load()).toMatchObject({ waiting: 2, waitingBlocks: 2 });
+    for (const id of ['a', 'chat', 'running']) d.engine.abort(id);
+    await d.drain();
+    idle(d);
+  });
+
   it('takes none of the room that one before it waits for, and holds up nobody behind it', async () => {
     let silent = true;
     const { world, d } = pair({}, { blockCount: 32, faults: { silentMatch: () => silent } });

@@ -26,14 +26,24 @@ describe('tokens ahead', () => {
   it('go with the blocks of all attention groups that are needed for them', async () => {
     const rig = new SchedulerRig({ attached: false, blockCount: 64, windows: [0, 40, 40, 40] });
     rig.submit('a', prompt(1, 40), { maxTokens: 4 });
-    expect(rig.engine.load()).toMatchObject({ usedBlocks: 0, waitingBlocks: 44 });
+    expect(rig.engine.load()).toMatchObject({ usedBlocks: 0, waitingBlocks: 40 });
     let mostUsed = 0;
     while (!rig.ended('a')) {
       await rig.world.advance();
       mostUsed = Math.max(mostUsed, rig.engine.load().usedBlocks);
     }
-    expect(mostUsed).toBe(44);
+    expect(mostUsed).toBe(44); // with its answer
     expect(rig.engine.load().waitingBlocks).toBe(0);
+  });
+
+  it('go with the blocks that let a request in, however long its answer may become', async () => {
+    const rig = new SchedulerRig({ attached: false, blockCount: 64, maxModelTokens: 100_000 });
+    rig.submit('a', prompt(1, 8), { maxTokens: 40 });
+    await rig.world.until(() => rig.tokens('a').length > 2);
+    rig.submit('b', prompt(2, 9), { maxTokens: 131_000 });
+    expect(rig.engine.load()).toMatchObject({ waiting: 1, waitingBlocks: 3, totalBlocks: 63 });
+    rig.submit('c', prompt(3, 8), { maxTokens: 16 });
+    expect(rig.engine.load()).toMatchObject({ waiting: 2, waitingBlocks: 5 });
   });
 
   it('leave out what is cached, and count of a prompt that is cached whole its last block', async () => {
@@ -118,7 +128,7 @@ describe('tokens ahead', () => {
     const given = rig.tokens('b').length;
     expect(given).toBeGreaterThan(0);
     const { waiting, running, tokensAhead, waitingBlocks } = rig.engine.load();
-    expect({ waiting, running, waitingBlocks }).toEqual({ waiting: 0, running: 2, waitingBlocks: 7 });
+    expect({ waiting, running, waitingBlocks }).toEqual({ waiting: 0, running: 2, waitingBlocks: 5 }); // its prompt, and what it has given
     // Its prompt's blocks are cached still, and found when it is looked at again.
     expect(tokensAhead).toBe(given);
     await rig.world.until(() => rig.allEnded());
@@ -220,6 +230,49 @@ describe('rates', () => {
     for (let i = 0; i < 100; i++) load.step(1_000, 0, 0.1);
     for (let i = 0; i < 400; i++) load.step(500, 0, 0.1);
     expect(rates(load).prefillTokensPerS).toBeCloseTo(5_000, -3);
+  });
+
+  describe('of prompts, after a step of half a minute', () => {
+    const long = (load: EngineLoad): void => load.step(2_000, 0, 30);
+    const usual = (load: EngineLoad, steps: number): void => {
+      for (let i = 0; i < steps; i++) load.step(2_000, 0, 0.1);
+    };
+
+    it('are about what they were, when it was the only one', () => {
+      const load = new EngineLoad(16);
+      usual(load, 200);
+      long(load);
+      expect(rates(load).prefillTokensPerS).toBeGreaterThan(17_000);
+      usual(load, 1);
+      long(load);
+      expect(rates(load).prefillTokensPerS).toBeGreaterThan(15_000);
+    });
+
+    it('are soon the usual ones, when it was the first', () => {
+      const load = new EngineLoad(16);
+      long(load);
+      expect(rates(load).prefillTokensPerS).toBeCloseTo(2_000 / 30, 6);
+      usual(load, 20);
+      expect(rates(load).prefillTokensPerS).toBeGreaterThan(13_000);
+    });
+
+    it('are as it says, when all are like it from now on', () => {
+      const load = new EngineLoad(16);
+      usual(load, 200);
+      for (let i = 0; i < 3; i++) long(load);
+      expect(rates(load).prefillTokensPerS).toBeLessThan(100);
+    });
+
+    it('are about what they were also behind a short step, which takes as long as its start does', () => {
+      const load = new EngineLoad(16);
+      for (let i = 0; i < 100; i++) {
+        load.step(2_000, 0, 0.1);
+        load.step(20, 0, 0.02);
+      }
+      long(load);
+      expect(rates(load).prefillTokensPerS).toBeGreaterThan(14_000);
+      expect(rates(load).prefillStepS).toBeCloseTo(0.02 - (20 * 0.08) / 1_980, 6);
+    });
   });
 
   it('of freed blocks run only while the engine computes', () => {

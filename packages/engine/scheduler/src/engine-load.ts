@@ -24,7 +24,7 @@ export interface EngineLoadFigures {
   /** KV blocks that something holds, pinned ones included, of all that there are. */
   readonly usedBlocks: number;
   readonly totalBlocks: number;
-  /** Blocks that requests which hold none yet need at most, in all attention groups. */
+  /** Blocks that requests which hold none yet need to be let in, in all attention groups: what their tokens take that are there already. */
   readonly waitingBlocks: number;
   readonly loadAheadS: number;
   readonly prefillTokensPerS: number;
@@ -50,6 +50,14 @@ const leastStart = 1 / 32;
 const maxTiers = 16;
 /** What was rather computed counts as so long a load at most: how long it would have taken was only expected. */
 const mostExpectedS = 1;
+/**
+ * A step of more than a second whose prompts took so many times as long as they should was disturbed: the process stood still, the machine
+ * was moved, a kernel was loaded. One second of it counts, with its share of the tokens, and so much of a first one, of which nobody knows:
+ * half a minute would leave nothing of what is remembered. When the step before was disturbed, too, the machine is another now, and all
+ * of it counts.
+ */
+const disturbed = 4;
+const mostDisturbedS = 1;
 
 /** An amount over a time, recent ones more than old ones; time runs only while something is measured. */
 class Rate {
@@ -124,6 +132,8 @@ export class EngineLoad {
   readonly #loads = new Rate();
   readonly #byTier = new Map<string, Rate>();
   #pacingTrust = 0;
+  /** So was the last step that computed prompts. */
+  #wasDisturbed = false;
 
   /** @param mostBlocks that a sequence of so many tokens holds at any one time; default: one per block of tokens */
   constructor(blockTokens: number, mostBlocks = (tokens: number): number => Math.ceil(tokens / blockTokens)) {
@@ -140,7 +150,9 @@ export class EngineLoad {
     const running = isOpen && begun ? 1 : 0;
     const ahead = isOpen ? aheadOf(request) : 0;
     const needsBlocks = isOpen && !request.holdsBlocks && state === 'waiting';
-    const blocks = needsBlocks ? this.#mostBlocks(request.maxTotalTokens) : 0;
+    // As admission asks for it (`fullSequenceMustFit`). Of an answer to come only the most is known: one that may be as long as the model
+    // allows would claim the whole pool, and keep everybody else from it.
+    const blocks = needsBlocks ? this.#mostBlocks(request.tokenCount) : 0;
     this.#waiting += waiting - counted.waiting;
     this.#running += running - counted.running;
     this.#tokensAhead += ahead - counted.ahead;
@@ -170,13 +182,28 @@ export class EngineLoad {
       this.#line.add(decodes, seconds);
       return;
     }
-    if (decodes === 0) this.#promptLine.add(prefillTokens, seconds);
     // What decoding alone would have taken is not the prompt's; of one step it is never nearly all.
     const decoding = decodes === 0 ? 0 : this.decodingS(decodes);
     // What a hit leaves to be computed takes what any step takes, and says nothing of a prompt: an engine that has only served hits since it
     // started would count as a hundred times slower than it is, and never get the prompt that it could learn from.
-    if (decodes === 0 && prefillTokens <= this.#blockTokens) return;
-    this.#prefill.add(prefillTokens, Math.max(seconds - decoding, seconds / 4));
+    const isTail = decodes === 0 && prefillTokens <= this.#blockTokens;
+    const promptS = Math.max(seconds - decoding, seconds / 4);
+    const share = isTail ? 1 : this.#shareOf(prefillTokens, promptS);
+    if (decodes === 0 && share === 1) this.#promptLine.add(prefillTokens, seconds);
+    if (!isTail) this.#prefill.add(prefillTokens * share, promptS * share);
+  }
+
+  /** How much of a step counts that took so long over so many prompt tokens. */
+  #shareOf(tokens: number, seconds: number): number {
+    if (seconds <= mostDisturbedS) {
+      this.#wasDisturbed = false;
+      return 1;
+    }
+    const { perS } = this.#prefill;
+    const isDisturbed = perS > 0 && seconds * perS > disturbed * tokens;
+    const isAgain = isDisturbed && this.#wasDisturbed;
+    this.#wasDisturbed = isDisturbed;
+    return (isDisturbed && !isAgain) || perS === 0 ? mostDisturbedS / seconds : 1;
   }
 
   /** Prompts get such a share from now on. */

@@ -1,4 +1,5 @@
 /** What happens between two steps, and in which order. */
+import { InvariantError, KvError } from '@kvtier/errors';
 import { describe, expect, it } from 'vitest';
 import { naiveAnswer, prompt, SchedulerRig } from './testing/rig.ts';
 import type { GenerateRequest } from './types.ts';
@@ -87,6 +88,38 @@ describe('a step', () => {
     await rig.world.until(() => rig.defects.length > 0);
     expect(told).toEqual([...naiveAnswer(prompt(1, 9), 2).map(String), 'IO']);
   });
+});
+
+describe('a defect', () => {
+  it.each([
+    [
+      new InvariantError('a count is off'),
+      { code: 'IO', message: /^engine: stopped by a defect: a count is off; restart it$/ },
+    ],
+    [new KvError('GPU', 'gpu 0: a fault', { retry: true }), { code: 'GPU', message: /^gpu 0: a fault$/ }],
+  ])(
+    'sends every answer elsewhere, and whatever comes until the process ends: %s',
+    async (thrown, { code, message }) => {
+      const drains: boolean[] = [];
+      let look = (): void => {};
+      const rig = new SchedulerRig({ attached: false, onLoad: () => look() });
+      look = () => drains.push(rig.engine.draining);
+      const { execute } = rig.executor;
+      let steps = 0;
+      rig.executor.execute = (step) => (++steps === 3 ? Promise.reject(thrown) : execute.call(rig.executor, step));
+      rig.submit('begun', prompt(1, 9), { maxTokens: 6 });
+      await rig.world.until(() => rig.executor.steps.length === 2);
+      rig.submit('waiting', prompt(2, 9));
+      expect(drains.at(-1)).toBe(false);
+      await rig.world.until(() => rig.defects.length > 0);
+      const elsewhere = { code, message: expect.stringMatching(message), retry: true };
+      expect(rig.tokens('begun')).toEqual(naiveAnswer(prompt(1, 9), 2));
+      for (const id of ['begun', 'waiting']) expect(rig.last(id).error).toMatchObject(elsewhere);
+      expect(() => rig.submit('new', prompt(3, 9))).toThrow(expect.objectContaining(elsewhere));
+      expect(rig.engine.draining).toBe(true);
+      expect(drains.at(-1)).toBe(true); // whoever watches is told
+    },
+  );
 });
 
 describe('a draw that is no token', () => {

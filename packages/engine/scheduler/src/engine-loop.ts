@@ -95,10 +95,13 @@ export class EngineLoop {
       // Only a defect of ours comes here, and a GPU that has failed; what else the world does was caught where it happened.
       const error = thrown instanceof Error ? thrown : new Error(String(thrown));
       this.#options.logger?.error({ err: error }, 'engine: stopped');
+      // Of all these requests one at most has to do with it: another engine goes on with the others, as when this process had died.
+      const defect = { retry: true, cause: error };
       this.#ended ??=
         error instanceof KvError
           ? error
-          : new KvError('IO', `engine: stopped by a defect: ${error.message}; restart it`, { cause: error });
+          : new KvError('IO', `engine: stopped by a defect: ${error.message}; restart it`, defect);
+      this.#options.onLoad?.(); // nothing new until the process ends
       this.#answers.tellAll(this.#ended);
       this.#options.onDefect?.(error);
     }

@@ -171,8 +171,9 @@ export class Engine {
     return this.#answers.count;
   }
 
+  /** It takes nothing new: it was told so, or its loop has ended. */
   get draining(): boolean {
-    return this.#draining;
+    return this.#draining || this.#loop.ended !== undefined;
   }
 
   /** Requests in it. */

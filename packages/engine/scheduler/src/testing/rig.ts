@@ -33,6 +33,7 @@ export interface RigOptions {
   readonly onEvents?: (events: readonly KvCacheEvent[]) => void;
   readonly onPackedEvents?: (events: PackedEvents) => void;
   readonly packedHashBytes?: 8 | 32;
+  readonly onLoad?: () => void;
 }
 
 export class SchedulerRig {
@@ -84,6 +85,7 @@ export class SchedulerRig {
       ...(options.onEvents && { onEvents: options.onEvents }),
       ...(options.onPackedEvents && { onPackedEvents: options.onPackedEvents }),
       ...(options.packedHashBytes && { packedHashBytes: options.packedHashBytes }),
+      ...(options.onLoad && { onLoad: options.onLoad }),
       onDefect: (error) => this.defects.push(error),
     });
   }
