@@ -14,6 +14,7 @@ const common = {
   pool: 'forks' as const,
   isolate: false,
   retry: 1,
+  expect: { poll: { timeout: 20_000 } },
   setupFiles: ['test/setup/properties.ts', 'test/setup/turns.ts', 'test/setup/costs.ts'],
 };
 

@@ -82,7 +82,7 @@ it.each([
     for (const signal of ['SIGKILL', 'SIGSTOP'] as const) {
       for (const [name, service] of started.members) {
         if (!isChosen(name)) continue;
-        const waits = new CpuWaits(() => started.pids);
+        const waits = new CpuWaits(() => started.stages);
         const sinceMs = performance.now();
         await service.signal(signal);
         const back =
@@ -111,7 +111,7 @@ it.each([
     if (!isChosen(name)) continue;
     const last = loaded();
     await Promise.race([pause(1_000), last.ended]);
-    const waits = new CpuWaits(() => started.pids);
+    const waits = new CpuWaits(() => started.stages);
     const diedMs = performance.now();
     await service.signal('SIGKILL');
     await last.stop();
@@ -128,6 +128,6 @@ it.each([
     report(`${name} SIGKILL: nothing is held ${(performance.now() - diedMs).toFixed(0)} ms later ${left.join(', ')}`);
     expect.soft(left, `held after ${name} has died`).toEqual([]);
     await service.start();
-    await expect.poll(() => heldNow(started, workers, coordinators), { timeout: 10_000 }).toEqual([]);
+    await expect.poll(() => heldNow(started, workers, coordinators), { timeout: 20_000 }).toEqual([]);
   }
 });

@@ -54,7 +54,7 @@ it('goes on while the master is killed, and while the next one stands still', { 
     for (const fault of ['SIGKILL', 'SIGSTOP'] as const) {
       const master = fault === 'SIGKILL' ? first! : second!;
       const begun = answers.length;
-      const [sinceMs, waits] = [performance.now(), new CpuWaits(() => rig.pids)];
+      const [sinceMs, waits] = [performance.now(), new CpuWaits(() => rig.stages)];
       if (fault === 'SIGKILL') await master.kill();
       else process.kill(master.pid, 'SIGSTOP');
       await Promise.race([pause(failoverMs), ended]);
@@ -68,5 +68,6 @@ it('goes on while the master is killed, and while the next one stands still', { 
   } finally {
     await load.stop();
   }
-  await expect.poll(async () => (await rig.metrics()).get('kvtier_workers{state="ready"}')).toBe(2);
+  const ready = async (): Promise<unknown> => (await rig.metrics()).get('kvtier_workers{state="ready"}');
+  await expect.poll(ready, { timeout: 20_000 }).toBe(2);
 });

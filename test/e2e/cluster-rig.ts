@@ -12,6 +12,7 @@ import { DemoTable, waitUntil } from '@kvtier/cli';
 import { channelOptions, clientCredentials, EngineClient } from '@kvtier/wire/grpc';
 import { freePort } from '../../infra/ports.ts';
 import { metricsText, modelDir, Service } from '../faults/engine-rig.ts';
+import type { Stage } from './cpu-waits.ts';
 
 export interface Request {
   readonly prompt: readonly number[];
@@ -66,6 +67,8 @@ export class ClusterRig {
   readonly coordinators: readonly Service[];
   readonly #urls: readonly string[];
   readonly #silentMs: number;
+  /** Workers that do nothing else. */
+  readonly #prefill: number;
   #next = 0;
 
   static async start(size: ClusterSize): Promise<ClusterRig> {
@@ -85,6 +88,7 @@ export class ClusterRig {
 
   private constructor(size: ClusterSize, ports: readonly number[]) {
     const { folder } = this;
+    this.#prefill = size.prefill ?? 0;
     this.#silentMs = size.silentMs ?? (size.coordinators > 1 ? usualSilentMs : patientMs);
     const peerPorts = ports.slice(size.coordinators);
     const secretFile = join(folder, 'secret');
@@ -172,9 +176,11 @@ export class ClusterRig {
     ]);
   }
 
-  /** Of all that run now. */
-  get pids(): (number | undefined)[] {
-    return [...this.members.values()].map(({ pid }) => pid);
+  /** What a request passes, of those that run now: prefill and decode workers where they are apart; each node, for they read from each other. */
+  get stages(): Stage[] {
+    const pidsOf = (services: readonly Service[]): Stage => services.map(({ pid }) => pid);
+    const workers = [this.workers.slice(0, this.#prefill), this.workers.slice(this.#prefill)];
+    return [this.coordinators, ...workers, ...this.nodes.map((node) => [node])].map(pidsOf);
   }
 
   /** `signal`: the client leaves. @throws Error with the answer of a coordinator that refuses it, or when none answers */

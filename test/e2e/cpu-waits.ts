@@ -1,34 +1,42 @@
 /**
  * How long a cluster's processes stood in the queue for a CPU, as the kernel counts it: what a busy machine adds to a time that a test
- * bounds. Only the event loop that waited longest counts: loops that wait for a CPU at the same time keep a request waiting once. On a quiet
- * machine that is next to nothing, and the bound is the bound.
+ * bounds. A request passes one process of each stage, one after another: of a stage the event loop that waited longest counts, and stages
+ * add up. On a quiet machine that is next to nothing, and the bound is the bound.
  */
 import { readdirSync, readFileSync } from 'node:fs';
 import { getPriority } from 'node:os';
 
-export class CpuWaits {
-  readonly #pids: () => readonly (number | undefined)[];
-  readonly #before: ReadonlyMap<number, number>;
+/** Process ids of what a request passes through one of; undefined: it does not run. */
+export type Stage = readonly (number | undefined)[];
 
-  /** `pids`: of those that run now; asked again at the end, for some are started meanwhile. */
-  constructor(pids: () => readonly (number | undefined)[]) {
-    this.#pids = pids;
+export class CpuWaits {
+  readonly #stages: () => readonly Stage[];
+  readonly #before: readonly ReadonlyMap<number, number>[];
+
+  /** `stages`: of those that run now; asked again at the end, for some are started meanwhile. The test's own process is one, too. */
+  constructor(stages: () => readonly Stage[]) {
+    this.#stages = stages;
     this.#before = this.#read();
   }
 
   /** Since it was made. */
   get ms(): number {
-    return Math.max(...[...this.#read()].map(([pid, ms]) => ms - (this.#before.get(pid) ?? 0)));
+    const before = new Map(this.#before.flatMap((waits) => [...waits]));
+    return this.#read()
+      .map((waits) => Math.max(0, ...[...waits].map(([pid, ms]) => ms - (before.get(pid) ?? 0))))
+      .reduce((sum, ms) => sum + ms, 0);
   }
 
-  /** Of the thread that turns the event loop, the test's own process included. */
-  #read(): Map<number, number> {
-    const waits = new Map<number, number>();
-    for (const pid of [...this.#pids(), process.pid]) {
-      const ms = pid === undefined ? undefined : waitedMs(pid);
-      if (ms !== undefined) waits.set(pid!, ms);
-    }
-    return waits;
+  /** Of the threads that turn the event loops. */
+  #read(): Map<number, number>[] {
+    return [...this.#stages(), [process.pid]].map((stage) => {
+      const waits = new Map<number, number>();
+      for (const pid of stage) {
+        const ms = pid === undefined ? undefined : waitedMs(pid);
+        if (ms !== undefined) waits.set(pid!, ms);
+      }
+      return waits;
+    });
   }
 }
 

@@ -51,7 +51,7 @@ async function splits(): Promise<void> {
   expect(said.at(-1)).not.toContain('handoff');
 }
 
-const cpuWaits = (): CpuWaits => new CpuWaits(() => rig.pids);
+const cpuWaits = (): CpuWaits => new CpuWaits(() => rig.stages);
 
 /** Beyond what a busy machine keeps the processes waiting for a CPU. */
 async function nothingHeldWithin(

@@ -30,6 +30,37 @@ it('shares of requests are of those that clients made', () => {
       expect(selectors).toContain('route=~"/v1/.+"');
 });
 
+const flat = (name: string): string =>
+  expressionOf(rules.find((rule) => nameOf(rule) === name)!)
+    .replace('>-', '')
+    .replaceAll(/\s+/g, ' ')
+    .trim();
+
+it('nobody is told of a worker whose events do not come where there is no other one to choose', () => {
+  expect(flat('KvtierKvEventsUnheard')).toBe(
+    '(kvtier_kv_index_guessed_workers > 0 and on (job, instance) sum by (job, instance) (kvtier_workers{state="ready"}) > 1) ' +
+      'or kvtier_kv_index_unheard_nodes > 0',
+  );
+});
+
+it('what an idle vLLM said at its last step is no news', () => {
+  const isAtWork = 'increase(vllm:prompt_tokens_total[10m]) > 0';
+  expect(flat('KvtierPodWithoutNode')).toContain(`(vllm:kvtier_attached == 0 and ${isAtWork})`);
+  expect(flat('KvtierTierOut')).toBe(
+    '(kvtier_tier_in_service == 0 unless on (job, instance) vllm:prompt_tokens_total) ' +
+      `or (kvtier_tier_in_service == 0 and on (job, instance) ${isAtWork})`,
+  );
+});
+
+it('a file that cannot be used is told of for as long as it cannot', () => {
+  const rule = rules.find((each) => nameOf(each) === 'KvtierRenewalsRefused')!;
+  expect(flat('KvtierRenewalsRefused')).toBe(
+    'kvtier_api_server_refused_files > 0 or kvtier_engine_refused_files > 0 ' +
+      'or kvtier_node_events{event="renewals.refused_now"} > 0',
+  );
+  expect(rule).toMatch(/^ *for: /m); // not of two files between which one is new already
+});
+
 it.each(rules.map((rule) => [nameOf(rule), expressionOf(rule)]))(
   '%s asks for metrics and labels that there are',
   (_, expression) => {

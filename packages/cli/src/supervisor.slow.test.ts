@@ -77,7 +77,7 @@ describe('supervisor', () => {
     const api = supervisor.pids().get('api');
     for (const life of [1, 2]) {
       process.kill(supervisor.pids().get('node')!, 'SIGKILL');
-      await vi.waitUntil(() => events.length === life * 2, { timeout: 10_000 });
+      await vi.waitUntil(() => events.length === life * 2, patience);
     }
     expect(supervisor.pids().get('api')).toBe(api);
     await supervisor.stop();
@@ -132,21 +132,20 @@ describe('supervisor', () => {
 
   it('kills and starts again what is ready and then stands still', async () => {
     const { supervisor, events } = supervise([service('api', 'still'), service('node')], {
-      pingMs: 20,
-      silenceMs: 1_000, // a busy machine's node answers within it
+      pingMs: 100,
+      silenceMs: 5_000, // a busy machine's node answers within it
       backoffMinMs: 20,
       stopMs: 300,
     });
     await supervisor.start();
     const node = supervisor.pids().get('node');
-    await vi.waitUntil(() => events.length >= 4, patience);
+    await vi.waitUntil(() => events.length >= 3, patience);
     expect(supervisor.pids().get('node')).toBe(node);
     await supervisor.stop();
-    expect(events.slice(0, 4)).toEqual([
-      'api has not answered for 1 s; killing it',
+    expect(events.slice(0, 3)).toEqual([
+      'api has not answered for 5 s; killing it',
       'api was killed (SIGKILL); starting it again in 0.02 s',
       'api is back',
-      'api has not answered for 1 s; killing it',
     ]);
   });
 
@@ -154,7 +153,7 @@ describe('supervisor', () => {
     const script = `
       import { Supervisor } from ${JSON.stringify(supervisorFile)};
       const supervisor = new Supervisor({ services: ${JSON.stringify([service('api'), service('node')])}, onLine() {},
-        onEvent: (text) => console.log(text), limits: { pingMs: 20, silenceMs: 1500 } });
+        onEvent: (text) => console.log(text), limits: { pingMs: 20, silenceMs: 4_000 } });
       process.on('SIGUSR2', () => setTimeout(() => supervisor.stop().then(() => console.log('stopped')), 500));
       await supervisor.start();
       console.log('up');`; // the last thing: from here on it may be stopped at any instruction
@@ -164,7 +163,7 @@ describe('supervisor', () => {
     await vi.waitUntil(() => said === 'up\n', patience);
     for (let times = 0; times < 2; times++) {
       child.kill('SIGSTOP');
-      await new Promise((resolve) => setTimeout(resolve, 2_000)); // the standstill is what is tested
+      await new Promise((resolve) => setTimeout(resolve, 5_000)); // the standstill is what is tested
       child.kill('SIGCONT');
     }
     child.kill('SIGUSR2');
@@ -174,7 +173,7 @@ describe('supervisor', () => {
 
   it('tells the last one to end after half of the time, however slow the others are', async () => {
     const { supervisor } = supervise([service('api', 'deaf'), service('engine', 'deaf'), service('node', 'slow')], {
-      stopMs: 6_000,
+      stopMs: 12_000,
     });
     await supervisor.start();
     const node = supervisor.pids().get('node')!;
@@ -182,10 +181,11 @@ describe('supervisor', () => {
     const stopped = supervisor.stop();
     await vi.waitUntil(() => !isAlive(node), patience);
     const nodeMs = performance.now() - begin;
+    supervisor.kill(); // the others, which would not end before their time is over
     await stopped;
     // By itself, and not by the SIGKILL for the others.
     expect(noted().slice(3)).toEqual(['api term', 'engine term', 'node term', 'node end']);
-    expect(nodeMs).toBeGreaterThanOrEqual(3_900);
+    expect(nodeMs).toBeGreaterThanOrEqual(6_900);
   });
 
   it('tells those of one stage to end together', async () => {
@@ -240,7 +240,7 @@ describe('supervisor', () => {
     const pids = JSON.parse(text.toString()) as number[];
     expect(pids.map(isAlive)).toEqual([true, true]);
     child.kill('SIGKILL');
-    await vi.waitUntil(() => pids.every((pid) => !isAlive(pid)), { timeout: 10_000 });
+    await vi.waitUntil(() => pids.every((pid) => !isAlive(pid)), patience);
     expect(noted().slice(2).toSorted()).toEqual(['api orphan', 'node orphan']);
   });
 });

@@ -19,8 +19,8 @@ export interface RenewedFilesOptions<T> {
   /** The same of what `make` refuses: "a certificate and its key (PEM)". */
   readonly content: string;
   readonly reloadMs: number;
-  /** Why what lies there is not in use (one line); undefined: it is. */
-  readonly onProblem: (why: string | undefined) => void;
+  /** Why what lies there is not in use (one line); undefined: it is. Several files may be told of to one who listens: `of` are these. */
+  readonly onProblem: (why: string | undefined, of: { readonly isRefused: boolean }) => void;
 }
 
 /** Of reading the files again. */
@@ -33,6 +33,7 @@ export class RenewedFiles<T> {
   #made: T;
   #problem: string | undefined;
   #reading = false;
+  #isClosed = false;
   /** Told what they make now. */
   onRenewed: (made: T) => void = () => {};
 
@@ -55,6 +56,11 @@ export class RenewedFiles<T> {
   /** What they made last. */
   get made(): T {
     return this.#made;
+  }
+
+  /** What lies there is not in use, and somebody still looks for better. */
+  get isRefused(): boolean {
+    return this.#problem !== undefined && !this.#isClosed;
   }
 
   /** A look at the files; never throws. */
@@ -82,13 +88,14 @@ export class RenewedFiles<T> {
   }
 
   close(): void {
+    this.#isClosed = true;
     clearInterval(this.#timer);
   }
 
   #tell(why: string | undefined): void {
     if (why === this.#problem) return;
     this.#problem = why;
-    this.#options.onProblem(why);
+    this.#options.onProblem(why, this);
   }
 }
 

@@ -241,6 +241,18 @@ Napi::Value UnlinkUnlocked(const Napi::CallbackInfo& info) {
   return Napi::Boolean::New(env, removed);
 }
 
+Napi::Value IsLocked(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const std::string path = info[0].As<Napi::String>().Utf8Value();
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) throw Napi::Error::New(env, "IO: " + path + ": cannot be opened (" + std::strerror(errno) + ")");
+  const bool ours = flock(fd, LOCK_SH | LOCK_NB) == 0;
+  const int error = errno;
+  close(fd);
+  if (!ours && error != EWOULDBLOCK) throw Napi::Error::New(env, "IO: " + path + ": cannot be locked (" + std::strerror(error) + ")");
+  return Napi::Boolean::New(env, !ours);
+}
+
 }  // namespace
 
 void RegisterProcess(Napi::Env env, Napi::Object exports) {
@@ -253,6 +265,7 @@ void RegisterProcess(Napi::Env env, Napi::Object exports) {
   exports["pulseStart"] = Napi::Function::New(env, PulseStart);
   exports["pulseEnd"] = Napi::Function::New(env, PulseEnd);
   exports["unlinkUnlocked"] = Napi::Function::New(env, UnlinkUnlocked);
+  exports["isLocked"] = Napi::Function::New(env, IsLocked);
 }
 
 }  // namespace kvtier

@@ -419,4 +419,6 @@ export interface NativeBinding {
   pulseEnd(pulse: PulseHandle): void;
   /** Remove a file unless somebody holds a flock on it. Returns whether it is gone by us. Throws IO. */
   unlinkUnlocked(path: string): boolean;
+  /** Whether somebody holds an exclusive flock on a file that is there. Throws IO. */
+  isLocked(path: string): boolean;
 }

@@ -13,7 +13,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { native } from './index.ts';
-import { arenaPrefix, placeId, removeStaleArenas } from './places.ts';
+import { arenaPrefix, lockFileOf, ownArenaBytes, placeId, removeStaleArenas, unheldArenas } from './places.ts';
 
 let folder: string;
 let shm: string;
@@ -62,6 +62,25 @@ it('removes the arenas of this folder only, and none that somebody holds', () =>
   native.arenaClose(live);
   expect(removeStaleArenas(at('mine'), shm)).toBe(1);
   expect(removeStaleArenas(at('mine'), join(folder, 'nowhere'))).toBe(0);
+});
+
+it('names the arenas that no node holds, and none that goes by itself or is held', () => {
+  const arena = (dir: string, life: string): string => join(shm, `${arenaPrefix(at(dir))}${life}`);
+  const dead = arena('other', '00000001');
+  writeFileSync(dead, Buffer.alloc(8192));
+  writeFileSync(lockFileOf(dead), Buffer.alloc(4096));
+  writeFileSync(arena('mine', '00000002'), Buffer.alloc(8192));
+  writeFileSync(join(shm, 'kvtier-of-others'), 'x');
+  symlinkSync(dead, arena('other', '00000003'));
+  const live = native.arenaCreate(arena('other', '00000004'), 1 << 16, 1);
+  expect(unheldArenas(at('mine'), shm)).toBe(`; 12288 bytes there are arenas that no node holds: remove ${dead}*`);
+  expect(ownArenaBytes(at('mine'), shm)).toBe(8192);
+  native.arenaClose(live);
+  for (let life = 5; life < 10; life++) writeFileSync(arena('other', `0000000${life}`), 'x');
+  expect(unheldArenas(at('mine'), shm)).toMatch(/: remove (\S+\* ){4}and 3 more$/);
+  for (const name of readdirSync(shm)) rmSync(join(shm, name));
+  expect(unheldArenas(at('mine'), shm)).toBe('');
+  expect(unheldArenas(at('nowhere'), join(folder, 'nowhere'))).toBe('');
 });
 
 it('unlinkUnlocked: nothing is there, a link is not followed', () => {

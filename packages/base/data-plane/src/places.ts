@@ -5,12 +5,15 @@
  * Invariant: an arena file that a process holds is locked (arenaCreate), and nobody removes a locked one.
  */
 import { createHash, randomBytes } from 'node:crypto';
-import { readdirSync, readlinkSync, renameSync, rmSync, statSync, symlinkSync } from 'node:fs';
+import { lstatSync, readdirSync, readlinkSync, renameSync, rmSync, statSync, symlinkSync } from 'node:fs';
 import { join } from 'node:path';
 import { native } from './index.ts';
 
 const linkName = 'place.id';
 const form = /^(\d+)-([0-9a-f]{8})$/;
+const arenaForm = /^kvtier-[0-9a-f]{8}-[0-9a-f]{8}$/;
+/** Of files in one line. */
+const maxNamed = 4;
 
 /**
  * Eight hexadecimal digits, equal in every life of the data folder and other for every other folder, copies included: a random id, kept in
@@ -64,19 +67,50 @@ export function removeStaleArenas(dataDir: string, dir: string): number {
   return stale.filter((name) => !stale.some((arena) => lockFileOf(arena) === name)).length;
 }
 
+/** `arenaPrefix`, where this folder has it already: undefined where there is no such folder, or no node has ever lived there. */
+function knownPrefix(dataDir: string): string | undefined {
+  try {
+    const id = form.exec(readlinkSync(join(dataDir, linkName)))?.[2];
+    return id && `kvtier-${id}-`;
+  } catch {
+    return undefined;
+  }
+}
+
 /** Of arena files of this data folder, which go before the next one is made; 0 where it has none. Changes nothing. */
 export function ownArenaBytes(dataDir: string, dir: string): number {
-  let id: string | undefined;
+  const prefix = knownPrefix(dataDir);
+  const own = listDir(dir).filter((name) => prefix !== undefined && name.startsWith(prefix));
+  return own.reduce((bytes, name) => bytes + bytesOf(join(dir, name)), 0);
+}
+
+/**
+ * What to add to a complaint that `dir` has no room: arena files of this user that no node holds, the largest first, and that do not go by
+ * themselves: of other data folders, also of one that was replaced under this node's feet. '' where there are none.
+ */
+export function unheldArenas(dataDir: string, dir: string): string {
+  const own = knownPrefix(dataDir);
+  const unheld = listDir(dir)
+    .filter((name) => arenaForm.test(name) && !(own && name.startsWith(own)) && isUnheld(join(dir, name)))
+    .map((name) => ({ path: join(dir, name), bytes: bytesOf(join(dir, name)) + bytesOf(lockFileOf(join(dir, name))) }))
+    .toSorted((a, b) => b.bytes - a.bytes);
+  if (unheld.length === 0) return '';
+  const bytes = unheld.reduce((sum, each) => sum + each.bytes, 0);
+  const more = unheld.length > maxNamed ? ` and ${unheld.length - maxNamed} more` : '';
+  const paths = unheld.slice(0, maxNamed).map(({ path }) => `${path}*`);
+  return `; ${bytes} bytes there are arenas that no node holds: remove ${paths.join(' ')}${more}`;
+}
+
+/** Bytes that a file takes; 0: it has gone. */
+const bytesOf = (path: string): number => (statSync(path, { throwIfNoEntry: false })?.blocks ?? 0) * 512;
+
+function isUnheld(path: string): boolean {
   try {
-    id = form.exec(readlinkSync(join(dataDir, linkName)))?.[2];
+    const file = lstatSync(path);
+    return file.isFile() && file.uid === process.geteuid?.() && !native.isLocked(path);
   } catch {
-    return 0; // no such folder, or no node has ever lived there
+    return false;
   }
-  const own = listDir(dir).filter((name) => name.startsWith(`kvtier-${id}-`));
-  return own.reduce(
-    (bytes, name) => bytes + (statSync(join(dir, name), { throwIfNoEntry: false })?.blocks ?? 0) * 512,
-    0,
-  );
 }
 
 function isRemoved(path: string): boolean {

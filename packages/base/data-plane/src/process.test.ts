@@ -1,6 +1,6 @@
 import { type ChildProcessWithoutNullStreams, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { closeSync, ftruncateSync, mkdtempSync, openSync, readFileSync, readSync, rmSync } from 'node:fs';
+import { closeSync, ftruncateSync, mkdtempSync, openSync, readdirSync, readFileSync, readSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep, setImmediate as turn } from 'node:timers/promises';
@@ -73,13 +73,14 @@ describe('a pulse', () => {
       readSync(fd, words, 0, 8, at);
       return { beats: words.readUInt32LE(), stillMs: words.readUInt32LE(4) };
     };
-    const beaten = (beats: number) => vi.waitFor(() => expect(read().beats).toBeGreaterThan(beats), 10_000);
+    const beaten = (beats: number) =>
+      vi.waitFor(() => expect(read().beats).toBeGreaterThan(beats), { timeout: 20_000 });
     expect(() => native.pulseStart(fd, 2)).toThrow('CONFIG');
     const pulse = native.pulseStart(fd, at);
     await beaten(2);
     const waits = (): void => void Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 100);
     // The loop waits, for the most part; a beat may find it at work.
-    const isSoundAgain = () => vi.waitFor(() => expect(read().stillMs).toBeLessThan(50), 10_000);
+    const isSoundAgain = () => vi.waitFor(() => expect(read().stillMs).toBeLessThan(50), { timeout: 20_000 });
     await isSoundAgain();
     for (const stand of [() => spin(100), waits]) {
       const { beats } = read();
@@ -100,6 +101,29 @@ describe('a pulse', () => {
     rmSync(folder, { recursive: true });
   });
 });
+
+/** What a process takes of its address space, once it has begun all its threads and none has anything to do. */
+async function restingKib(pid: number): Promise<number> {
+  const look = (): { readonly kib: number; readonly ticks: number } => {
+    const kib = Number(/VmSize:\s+(\d+) kB/.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))![1]);
+    const fieldsOf = (path: string): string[] =>
+      readFileSync(path, 'latin1')
+        .replace(/^.*\) /s, '')
+        .split(' ');
+    const fields = fieldsOf(`/proc/${pid}/stat`);
+    const states = readdirSync(`/proc/${pid}/task`).map((thread) => fieldsOf(`/proc/${pid}/task/${thread}/stat`)[0]);
+    const isAsleep = states.every((state) => state === 'S');
+    return { kib: isAsleep ? kib : Number.NaN, ticks: Number(fields[11]) + Number(fields[12]) };
+  };
+  let [last, alike] = [look(), 1];
+  while (alike < 3) {
+    await sleep(100);
+    const now = look();
+    alike = now.kib === last.kib && now.ticks === last.ticks ? alike + 1 : 1;
+    last = now;
+  }
+  return last.kib;
+}
 
 describe('the end of a process', () => {
   const binding = new URL('../../../../build/data-plane/kvtier_data_plane.node', import.meta.url).pathname;
@@ -133,17 +157,10 @@ describe('the end of a process', () => {
     child.stderr.on('data', (bytes) => {
       line += bytes;
     });
-    const until = (words: string): Promise<void> => vi.waitFor(() => expect(said).toBe(words), 10_000);
+    const until = (words: string): Promise<void> => vi.waitFor(() => expect(said).toBe(words), { timeout: 20_000 });
     await until('ready');
     // Less than a thread's stack is left to it, once it takes no more by itself.
-    const sizeKib = (): number =>
-      Number(/VmSize:\s+(\d+) kB/.exec(readFileSync(`/proc/${child.pid}/status`, 'utf8'))![1]);
-    let kib = 0;
-    for (let now = sizeKib(); now !== kib; now = sizeKib()) {
-      kib = now;
-      await sleep(200);
-    }
-    limit(child, `--as=${(kib + 4_096) * 1_024}`);
+    limit(child, `--as=${((await restingKib(child.pid!)) + 4_096) * 1_024}`);
     const closed = once(child, 'close');
     await tell(child, until);
     const [, signal] = await closed;

@@ -1,7 +1,7 @@
 /** Metrics in Prometheus' form. A registry belongs to whoever makes it: there is no global one. */
 import { native } from '@kvtier/data-plane';
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
-import { refusedRenewals } from './renewed.ts';
+import { refusedFiles, refusedRenewals } from './renewed.ts';
 import { version } from './version.ts';
 
 export { Counter, Gauge, Histogram, Registry };
@@ -52,6 +52,14 @@ export function processMetrics(prefix: string, registry: Registry): void {
     collect() {
       this.reset();
       this.inc(refusedRenewals());
+    },
+  });
+  new Gauge({
+    name: `kvtier_${prefix}_refused_files`,
+    help: 'Files (certificates, keys, secrets) that cannot be used as they are now, so that those before stay in use',
+    registers: [registry],
+    collect() {
+      this.set(refusedFiles());
     },
   });
 }

@@ -1,17 +1,24 @@
 /**
- * Of files that are renewed under a process (packages/base/config/src/renewed-files.ts): that they are in use, or why not; and how often
- * not, of the whole process.
+ * Of files that are renewed under a process (packages/base/config/src/renewed-files.ts): that they are in use, or why not; how often not,
+ * and of how many it is so now, of the whole process.
  */
 interface Lines {
   info(line: string): void;
   warn(line: string): void;
 }
 
+/** One file, or those that make one thing together. */
+interface Files {
+  readonly isRefused: boolean;
+}
+
 let refused = 0;
+const told = new Set<Files>();
 
 export const tellRenewed =
-  (logger: Lines, what: string): ((why: string | undefined) => void) =>
-  (why) => {
+  (logger: Lines, what: string): ((why: string | undefined, of?: Files) => void) =>
+  (why, of) => {
+    if (of !== undefined) told[why === undefined ? 'delete' : 'add'](of);
     if (why === undefined) {
       logger.info(`${what} in use`);
       return;
@@ -22,3 +29,6 @@ export const tellRenewed =
 
 /** New files that could not be used, since the process began. */
 export const refusedRenewals = (): number => refused;
+
+/** Of which what lies there now cannot be used. */
+export const refusedFiles = (): number => [...told].filter(({ isRefused }) => isRefused).length;

@@ -32,5 +32,5 @@ process.stdout.write(`hello from ${NAME}\n`);
 if (MODE === 'holding') note(`holder ${spawn('sleep', ['60'], { stdio: 'inherit', detached: true }).pid}`);
 process.send({ ready: { name: NAME } }, () => {
   // Not for ever: nobody is left to kill it when its test fails.
-  if (MODE === 'still') for (const end = Date.now() + 10_000; Date.now() < end; );
+  if (MODE === 'still') for (const end = Date.now() + 30_000; Date.now() < end; );
 });

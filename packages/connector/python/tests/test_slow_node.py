@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
+import types
 import unittest
+from typing import Any
+from unittest import mock
 
 import kvtier
+from fake_node import FakeNode, attached
 from kvtier.link import SILENT_AFTER_S
 from rig import BLOCK_TOKENS, Memory, Node, NodeCase, chain, until
 
@@ -92,6 +97,53 @@ class SlowNode(NodeCase):
         self.assertGreater(longest_s, 2 * SILENT_AFTER_S)
         for load in loads:
             load.release()
+
+
+class Attaching(unittest.TestCase):
+    """A node that does not answer an Attach is given up after what the session itself has waited, not after what the clock has gone on."""
+
+    def setUp(self) -> None:
+        self.asked, self.may_answer = threading.Semaphore(0), threading.Event()
+        self.node = FakeNode(self.answer)
+        self.addCleanup(self.node.close)
+        self.addCleanup(self.may_answer.set)
+
+    def answer(self, request: Any) -> list[bytes]:
+        self.asked.release()
+        self.may_answer.wait()
+        return [attached(request)]
+
+    def session(self) -> kvtier.Session:
+        session = kvtier.Session(self.node.path, namespace=b"n" * 32, payload_bytes=1000, block_tokens=16)
+        self.addCleanup(session.close)
+        self.assertTrue(self.asked.acquire(timeout=30))
+        return session
+
+    def test_time_in_which_neither_side_ran_is_not_waited(self) -> None:
+        ahead, looks = [0.0], [0]
+
+        def monotonic() -> float:
+            looks[0] += 1
+            return time.monotonic() + ahead[0]
+
+        clock = types.SimpleNamespace(monotonic=monotonic)
+        with mock.patch("kvtier.session.time", clock), mock.patch("kvtier.link.time", clock):
+            session = self.session()
+            ahead[0] = 6.0
+            before = looks[0]
+            until("it has turned", lambda: looks[0] > before + 20)
+            self.may_answer.set()
+            until("it is attached", lambda: session.attachment)
+            self.assertEqual((session.failing, session.sessions, self.node.connections), (False, 1, 1))
+            session.close()
+
+    def test_a_node_that_says_nothing_is_given_up(self) -> None:
+        with mock.patch("kvtier.session.ATTACH_DEADLINE_S", 0.3), self.assertLogs("kvtier", "WARNING") as logs:
+            session = self.session()
+            until("it has given up", lambda: session.failing)
+        self.assertIn("did not answer in time", logs.output[0])
+        self.may_answer.set()
+        until("it is attached", lambda: session.attachment)
 
 
 if __name__ == "__main__":

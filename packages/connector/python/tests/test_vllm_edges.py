@@ -24,6 +24,7 @@ from kvtier.vllm.messages import KvtierMetadata
 from kvtier.vllm.store_jobs import StoreJobs
 from kvtier.vllm.storing import Stores
 from kvtier.vllm.worker import WorkerHalf
+from test_vllm_queues import Asked, Queues, Stood, Waiting  # noqa: F401  run with those below
 
 
 class Unasked(EngineCase):

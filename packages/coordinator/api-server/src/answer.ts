@@ -183,6 +183,9 @@ export class Answer {
       tokens: promptTokenIds.length,
       blockTokens: model.text.model.blocks?.blockTokens ?? 1,
       maxTokens,
+      // Of a chat that names no end, whatever fits is the answer.
+      wantedTokens:
+        (params.maxTokens ?? this.#plan.defaultMaxTokens) === Number.POSITIVE_INFINITY ? undefined : maxTokens,
       keys: this.#keys,
       session: params.session,
       textDigest: model.text.model.textDigest,

@@ -5,14 +5,22 @@ import { KvError } from '@kvtier/errors';
 export interface ChatMessage {
   readonly role: 'system' | 'user' | 'assistant';
   readonly content: string;
+  /** Who speaks, for templates that say it. */
+  readonly name?: string;
 }
 
+/** A loop over what a message holds. */
+const loopOverParts = /\{%[-+]?\s*for\s[^%]*?\sin\s[^%]*?\bcontent\b/;
+
 export class ChatTemplate {
+  /** It looks at the parts of a message one by one: engines hand it the list, where others get one text. */
+  readonly readsParts: boolean;
   readonly #template: Template;
   readonly #specialTokens: Readonly<Record<string, string>>;
 
   /** @throws KvError MODEL when the template does not parse */
   constructor(text: string, specialTokens: Readonly<Record<string, string>>, source: string) {
+    this.readsParts = loopOverParts.test(text);
     try {
       this.#template = new Template(text);
     } catch (error) {

@@ -4,6 +4,7 @@
  */
 import { Saturated } from '@kvtier/dispatch';
 import { KvError, type KvErrorCode } from '@kvtier/errors';
+import { PodRefusal } from './pod-refusal.ts';
 
 export interface ErrorBody {
   readonly error: {
@@ -69,8 +70,12 @@ export function toHttpError(thrown: unknown, prefix = ''): HttpError {
   if (thrown instanceof HttpError) return thrown;
   if (thrown instanceof KvError) {
     const { status, ...options } = kinds[thrown.code] ?? { status: 500, code: thrown.code.toLowerCase() };
-    const retryAfter = thrown instanceof Saturated ? { retryAfterSeconds: thrown.retryAfterS } : {};
-    return new HttpError(status, prefix + thrown.message, { ...options, ...retryAfter });
+    const retryAfterSeconds =
+      thrown instanceof Saturated || thrown instanceof PodRefusal ? thrown.retryAfterS : undefined;
+    return new HttpError(status, prefix + thrown.message, {
+      ...options,
+      ...(retryAfterSeconds !== undefined && { retryAfterSeconds }),
+    });
   }
   const { statusCode, code, message } = thrown as FastifyFailure;
   const known = code === undefined ? undefined : fastifyKinds[code];

@@ -1,5 +1,6 @@
 /** Workers with OpenAI's API: what goes there goes as it came, and comes back as it is. */
 import { connect } from 'node:net';
+import { Dispatcher, Saturated } from '@kvtier/dispatch';
 import { Pod, type PodRequest, say } from '@kvtier/registry/testing';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Harness, jsonOf } from './testing/harness.ts';
@@ -159,6 +160,52 @@ it('429 when all are full', async () => {
     'queue_full',
   ]);
   await atRest();
+});
+
+it.each([
+  ['30', '30'],
+  ['3600', '60'],
+  ['0', '1'],
+  ['Wed, 21 Oct 2026 07:28:00 GMT', '1'],
+])('when a pod says to come again after %s, clients are told %s', async (theirs, ours) => {
+  two.answer = says(500, '{}');
+  for (const status of [429, 503]) {
+    const refuses = ({ response }: PodRequest): void =>
+      void response.writeHead(status, { 'retry-after': theirs }).end();
+    for (const pod of [one, two]) pod.answer = refuses;
+    const response = await ask();
+    expect([response.status, response.headers.get('retry-after')]).toEqual([status, ours]);
+  }
+  await atRest();
+});
+
+it('that all are saturated is told, and not what one pod said before', async () => {
+  one.answer = says(500, '{}');
+  const choose = vi.spyOn(at.dispatcher, 'choose');
+  const chosen = choose.getMockImplementation() ?? Dispatcher.prototype.choose.bind(at.dispatcher);
+  choose.mockImplementation((request, signal) =>
+    request.except.size === 0 ? chosen(request, signal) : Promise.reject(new Saturated('model pods: full', 17)),
+  );
+  const response = await ask();
+  choose.mockRestore();
+  expect([response.status, response.headers.get('retry-after')]).toEqual([429, '17']);
+  await atRest();
+});
+
+it('only a streamed answer has a first token that is measured', async () => {
+  const count = async (): Promise<string | undefined> =>
+    /time_to_first_token_seconds_count (\d+)/.exec(await at.metricsText())?.[1];
+  one.answer = says(200, '{"ok":1}');
+  expect((await ask()).status).toBe(200);
+  one.answer = says(400, '{"object":"error"}');
+  expect((await ask({ stream: true })).status).toBe(400);
+  await atRest();
+  expect(await count()).toBe('0');
+  one.answer = ({ response }) =>
+    void response.writeHead(200, { 'content-type': 'text/event-stream' }).end('data: 1\n\ndata: [DONE]\n\n');
+  await (await ask({ stream: true })).text();
+  await atRest();
+  expect(await count()).toBe('1');
 });
 
 describe('a request that wants its first token soon', () => {

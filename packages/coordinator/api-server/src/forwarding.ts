@@ -8,7 +8,7 @@
  * a client's `kv_transfer_params` lend (transfer.ts) is shown to one worker: the next one computes the prompt.
  */
 import { pipeline } from 'node:stream/promises';
-import { type Choice, sessionHeaders } from '@kvtier/dispatch';
+import { type Choice, Saturated, sessionHeaders } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import { leave, type Usage } from '@kvtier/registry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
@@ -20,6 +20,7 @@ import { withMembers } from './json-members.ts';
 import type { PassedOn } from './pass-on.ts';
 import type { Placed } from './placed.ts';
 import type { Workplace } from './plan.ts';
+import { PodRefusal } from './pod-refusal.ts';
 import { Tries } from './tries.ts';
 import { TwoLegs } from './two-legs.ts';
 
@@ -45,7 +46,8 @@ export interface ForwardOptions {
   readonly signal: AbortSignal;
   /** A worker failed; it is tried at another. */
   readonly retried: (error: unknown) => void;
-  readonly firstByte: () => void;
+  /** Of an answer that is streamed. */
+  readonly firstToken: () => void;
   /** What a whole answer says of its tokens, where it does. */
   readonly usage: (usage: Usage) => void;
 }
@@ -76,12 +78,13 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
   const legsFor = (choice: Choice): TwoLegs | undefined => (isOnlyIfHeld && isUnknown(body, choice) ? undefined : legs);
   const wanted = { model, arrivedMs, ttftMs };
   /** Of the request at its last worker: when it was sent, and how long it was to take. */
-  let sent: { readonly atMs: number; readonly predictedS: number } | undefined;
+  let sent: { readonly worker: string; readonly atMs: number; readonly predictedS: number } | undefined;
   let isLent = false;
   const ask = async (choice: Choice): Promise<Forwarded> => {
     const admit = (predictedS: number): void => {
-      inTime.admit(wanted, choice.worker.record.name, predictedS);
-      sent = { atMs: performance.now(), predictedS };
+      const worker = choice.worker.record.name;
+      inTime.admit(wanted, worker, predictedS);
+      sent = { worker, atMs: performance.now(), predictedS };
     };
     const legsNow = legsFor(choice);
     if (!legsNow) admit(choice.firstTokenS);
@@ -91,10 +94,11 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
     isLent = body.isLoan;
     return place.engines.forward(choice.worker.number, options.path, headers, bytes, signal);
   };
-  let refused: KvError | undefined;
+  let refused: PodRefusal | undefined;
   for (;;) {
     const choice = await tries.next(routed, signal).catch((error: unknown) => {
-      throw refused ?? error;
+      // When all will have room dispatch knows better than a pod that failed before.
+      throw error instanceof Saturated ? error : (refused ?? error);
     });
     let answerTokens: number | undefined;
     try {
@@ -104,19 +108,23 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       const split = legsFor(choice);
       if (split && answer.status === 200) answer = (await split.after(answer, choice)) ?? (await ask(choice));
       if (notHere.has(answer.status)) {
-        refused = refusalOf(answer, choice);
+        refused = new PodRefusal(choice.worker.record.name, answer.status, answer.headers['retry-after']);
         await leave(answer);
         throw refused;
       }
-      const isStreamed = isOfEvents(answer);
       const usage = (told: Usage): void => {
         answerTokens = told.completionTokens;
         options.usage(told);
       };
-      await stream(reply, answer, choice, { ...options, usage }, () => {
-        // The first byte of a whole answer comes with its last token.
-        if (sent && isStreamed) inTime.came(sent.predictedS, (performance.now() - sent.atMs) / 1_000);
-      });
+      const firstToken = (): void => {
+        if (sent) {
+          const { model } = wanted;
+          const seenS = (performance.now() - sent.atMs) / 1_000;
+          inTime.came(sent.predictedS, seenS, { model, worker: sent.worker });
+        }
+        options.firstToken();
+      };
+      await stream(reply, answer, choice, { ...options, usage, firstToken });
       return;
     } catch (error) {
       if (reply.raw.headersSent) throw error;
@@ -161,8 +169,7 @@ async function stream(
   reply: FastifyReply,
   answer: Forwarded,
   choice: Choice,
-  { placed, unreadMs, signal, firstByte, usage }: ForwardOptions,
-  seen: () => void,
+  { placed, unreadMs, signal, firstToken, usage }: ForwardOptions,
 ): Promise<void> {
   // The status is written with the first byte: until then the worker may still fail, and another one may not.
   const pieces = answer.body[Symbol.asyncIterator]();
@@ -171,10 +178,12 @@ async function stream(
     await pieces.return?.();
     throw signal.reason; // an answer that has closed says so no more
   }
-  // A whole answer comes when all of it is computed.
-  choice.firstToken(isOfEvents(answer));
-  firstByte();
-  if (answer.status === 200) seen();
+  if (answer.status === 200) {
+    const isStreamed = isOfEvents(answer);
+    choice.firstToken(isStreamed);
+    // The first byte of a whole answer comes with its last token.
+    if (isStreamed) firstToken();
+  }
   const headers: Record<string, string | string[]> = { ...placed.headers(), 'x-request-id': String(reply.request.id) };
   for (const name of told) {
     const value = answer.headers[name];
@@ -221,9 +230,4 @@ async function stream(
     throw signal.aborted ? signal.reason : KvError.from(error, 'DISCONNECTED');
   }
   if (failure) throw failure;
-}
-
-function refusalOf({ status }: Forwarded, { worker }: Choice): KvError {
-  const line = `worker ${worker.record.name}: answers ${status}; try again`;
-  return new KvError(status === 429 ? 'BUSY' : 'DISCONNECTED', line, { retry: true });
 }

@@ -87,7 +87,11 @@ export class Generation {
   constructor(options: GenerationOptions) {
     this.#options = options;
     const { models, text, place, maxRunning, metrics } = options;
-    this.#running = new RunningAnswers(maxRunning, (count) => metrics.running.set(count));
+    this.#running = new RunningAnswers(
+      maxRunning,
+      () => models.count,
+      (count) => metrics.running.set(count),
+    );
     this.#reader = new BodyReader({ models, text, expected: place.expected });
   }
 
@@ -164,13 +168,13 @@ export class Generation {
       body.drop(); // its worker reads it by itself
       const passed = { ...read, session: asked.session || read.session };
       const forward = () => this.#forward(request, reply, requestId, passed, placed, asked, signal);
-      return this.#running.counted(1, false, forward);
+      return this.#running.counted(model, 1, false, forward);
     }
     const job = this.#job(endpoint, requestId, read, asked, { placed, arrivedMs, body, signal });
     const generate = (onDelta: OnDelta): Promise<Totals> => this.#run(job, onDelta);
     const { logger, unreadMs } = this.#options;
     const taken = (): void => void this.#running.signOfLife();
-    return this.#running.counted(job.echoes.length, true, () =>
+    return this.#running.counted(model, job.echoes.length, true, () =>
       read.params.stream ? stream(job, reply, generate, { logger, unreadMs, taken }) : collect(job, reply, generate),
     );
   }
@@ -228,7 +232,7 @@ export class Generation {
         signal,
         retried: (error) => metrics.countRetry(error),
         usage: (usage) => metrics.countUsage(usage),
-        firstByte: () => {
+        firstToken: () => {
           trace.firstTokenAtMs = performance.now();
           metrics.firstTokenSeconds.observe((trace.firstTokenAtMs - arrivedMs) / 1000);
         },

@@ -94,7 +94,7 @@ describe('the start', () => {
 
   it('waits for a worker that may serve another model', async () => {
     const { end, of } = await started(worker(0, 'bad'), joining);
-    await vi.waitFor(() => expect(() => of.served()).toThrow('cannot be read'));
+    await vi.waitFor(() => expect(() => of.served()).toThrow('cannot be read'), { timeout: 20_000 });
     become(worker(0, 'bad'), worker(1, 'good'));
     expect(await end).toBe('served');
     expect(of.all().map(({ name }) => name)).toEqual(['good']);

@@ -22,6 +22,7 @@ export interface Model {
   /** Of an adapter: the model that it is one of. */
   readonly parent?: string;
   readonly text: LoadedText;
+  /** Of prompt and answer: as the model was made, and no more than some worker's pool holds. */
   readonly maxModelTokens: number;
   readonly stopTokenIds: readonly number[];
   /** When this API server met the model, seconds since 1970: `created` of /v1/models. */
@@ -45,7 +46,7 @@ const againMs = 1_000;
 
 /** What one name stands for. */
 interface Entry {
-  readonly text: TextModel;
+  text: TextModel;
   model: Model | undefined;
   problem: KvError | undefined;
   /** Names of its workers, where some are of another kind; undefined: all of that model. */
@@ -109,6 +110,13 @@ export class Models {
     for (const entry of this.#current.values())
       if (entry.model !== undefined && entry.leftAtMs === undefined) models.push(named(entry.model, entry.others));
     return models;
+  }
+
+  /** Those that have workers, whether or not their texts are there. */
+  get count(): number {
+    let count = 0;
+    for (const { leftAtMs } of this.#current.values()) if (leftAtMs === undefined) count++;
+    return count;
   }
 
   get(name: string): Model | undefined {
@@ -228,6 +236,7 @@ export class Models {
         entry.among = among;
         if (!isAlike(entry.others, others)) this.#version++;
         entry.others = others;
+        if (entry.text.maxModelTokens !== text.maxModelTokens) this.#hasContext(entry, text.maxModelTokens);
         continue;
       }
       if (entry === undefined && this.#entries.size >= maxModels && !this.#forgetOne()) continue;
@@ -241,6 +250,13 @@ export class Models {
     this.#changed();
   }
 
+  /** Pools of other sizes came or left: its texts are what they were. */
+  #hasContext(entry: Entry, maxModelTokens: number): void {
+    entry.text = { ...entry.text, maxModelTokens };
+    entry.model &&= { ...entry.model, maxModelTokens, text: { ...entry.model.text, model: entry.text } };
+    this.#version++;
+  }
+
   /** Of those without a worker, the one that has had none for longest. False: all have one. */
   #forgetOne(): boolean {
     let oldest: Entry | undefined;
@@ -252,13 +268,15 @@ export class Models {
 
   async #load(entry: Entry): Promise<void> {
     const { text, logger } = this.#options;
-    const { name, maxModelTokens } = entry.text;
+    const { name } = entry.text;
     while (this.#entries.get(name) === entry && !this.#closing.signal.aborted) {
       try {
         const loaded = await text.load(entry.text);
         const stopTokenIds = this.#stopTokenIds(name);
         const createdSeconds = entry.model?.createdSeconds ?? Math.floor(Date.now() / 1000);
-        entry.model = { name, text: loaded, maxModelTokens, stopTokenIds, createdSeconds };
+        const { text: model } = entry;
+        const { maxModelTokens } = model;
+        entry.model = { name, text: { ...loaded, model }, maxModelTokens, stopTokenIds, createdSeconds };
         entry.problem = undefined;
         this.#version++;
         this.#changed();
@@ -277,13 +295,14 @@ export class Models {
   }
 
   #textModel({ record }: Worker, facts: WorkerFacts): TextModel {
-    const { model: name, maxModelTokens, vocabSize } = facts;
+    const { model: name, vocabSize } = facts;
     // Of files that we are told to use instead, workers say nothing.
     const textDigest = facts.modelDir === '' ? undefined : facts.textDigest;
     const isPassedOn = record.kind === 'openai';
     const { tokenizers } = this.#options;
     const configured = Object.hasOwn(tokenizers, name) ? tokenizers[name]! : ''; // workers name their models as they like
     const modelDir = facts.modelDir === '' ? configured : facts.modelDir;
+    const maxModelTokens = isPassedOn ? facts.maxModelTokens : Math.min(facts.maxModelTokens, this.#poolTokens(name));
     return { name, modelDir, textDigest, maxModelTokens, vocabSize, blocks: namesOf(facts, isPassedOn), isPassedOn };
   }
 
@@ -297,6 +316,18 @@ export class Models {
       else others++;
     }
     return others === 0 ? undefined : wanted;
+  }
+
+  /** Of one sequence, that the largest pool of its own workers holds; of one that does not say, all. Who prefills alone holds no answer. */
+  #poolTokens(name: string): number {
+    const own = this.#options.engines
+      .workers()
+      .filter(
+        (worker) => worker?.facts?.model === name && worker.record.kind === 'kvtier' && worker.state !== 'refused',
+      );
+    const whole = own.filter((worker) => worker!.record.role !== 'prefill');
+    const pools = (whole.length > 0 ? whole : own).map((worker) => worker!.facts!.maxTotalTokens);
+    return pools.reduce<number>((most, pool = Number.POSITIVE_INFINITY) => Math.max(most, pool), 1);
   }
 
   #stopTokenIds(name: string): readonly number[] {
@@ -316,7 +347,6 @@ function namesOf({ blockTokens, hashAlgorithm, hashSeed }: WorkerFacts, isPassed
 const isSame = (a: TextModel, b: TextModel): boolean =>
   a.modelDir === b.modelDir &&
   a.textDigest === b.textDigest &&
-  a.maxModelTokens === b.maxModelTokens &&
   a.vocabSize === b.vocabSize &&
   a.isPassedOn === b.isPassedOn &&
   a.blocks?.blockTokens === b.blocks?.blockTokens &&

@@ -52,6 +52,26 @@ describe('parameters', () => {
     expect(parseCompletion({ prompt: 'a', top_k: -1 }).sampling.topK).toBe(0);
   });
 
+  it('null is absent in messages, their parts and a stream’s options, too', () => {
+    const nulls = { refusal: null, annotations: null, audio: null, function_call: null, tool_calls: null, name: null };
+    const params = parseChat({
+      messages: [
+        { role: 'user', content: [{ type: 'text', text: 'a', cache_control: null }], name: 'Ann' },
+        { role: 'assistant', content: 'b', ...nulls },
+      ],
+      stream: true,
+      stream_options: { include_usage: null, include_obfuscation: null },
+    });
+    expect(params).toMatchObject({ includeUsage: false });
+    expect(params.messages).toEqual([
+      { role: 'user', content: 'a', name: 'Ann' },
+      { role: 'assistant', content: 'b' },
+    ]);
+    const absent = (messages: object[]) => () => parseChat({ messages });
+    expect(absent([{ role: null, content: 'a' }])).toThrow('messages[0].role: Invalid option');
+    expect(absent([{ role: 'user', content: null }])).toThrow('messages[0].content: must be a text');
+  });
+
   it('the newer name of a chat’s limit wins', () => {
     const messages = [
       {
@@ -64,6 +84,6 @@ describe('parameters', () => {
     ];
     const params = parseChat({ messages, max_tokens: 5, max_completion_tokens: 7, stop: 'x' });
     expect(params).toMatchObject({ maxTokens: 7, maxTokensParam: 'max_completion_tokens', stops: ['x'] });
-    expect(params.messages).toEqual([{ role: 'user', content: 'ab' }]);
+    expect(params.messages).toEqual([{ role: 'user', content: 'a\nb' }]);
   });
 });

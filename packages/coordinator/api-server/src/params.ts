@@ -71,6 +71,7 @@ const textPart = z.strictObject({ type: z.literal('text'), text: z.string() });
 const messageSchema = z.object({
   role: z.enum(['system', 'developer', 'user', 'assistant']),
   content: z.union([z.string(), z.array(textPart)], { error: 'must be a text or a list of {type: "text", text}' }),
+  name: z.string().optional(),
   tool_calls: neutral((value) => Array.isArray(value) && value.length === 0),
 });
 
@@ -171,9 +172,11 @@ export function parseChat(body: unknown, maxMessages = Number.POSITIVE_INFINITY)
   }
   const given = parse(chatSchema, body);
   const messages = given.messages.map(
-    ({ role, content }): ChatMessage => ({
+    ({ role, content, name }): ChatMessage => ({
       role: role === 'developer' ? 'system' : role,
-      content: typeof content === 'string' ? content : content.map((part) => part.text).join(''),
+      // As vLLM joins them for templates that take a text.
+      content: typeof content === 'string' ? content : content.map((part) => part.text).join('\n'),
+      ...(name !== undefined && { name }),
     }),
   );
   return {
@@ -232,11 +235,29 @@ function parsePrompts(prompt: unknown): readonly Prompt[] {
   throw badParameter('prompt', 'prompt: must be a text, a list of texts, a list of token ids or a list of such lists.');
 }
 
+const isObject = (value: unknown): value is object =>
+  typeof value === 'object' && value !== null && !Array.isArray(value);
+
+const withoutNulls = (value: object): Record<string, unknown> =>
+  Object.fromEntries(Object.entries(value).filter(([, inner]) => inner !== null));
+
+/** What a message and its parts have. */
+function presentIn(message: unknown): unknown {
+  if (!isObject(message)) return message;
+  const present = withoutNulls(message);
+  if (Array.isArray(present.content))
+    present.content = present.content.map((part) => (isObject(part) ? withoutNulls(part) : part));
+  return present;
+}
+
 function parse<T>(schema: z.ZodType<T>, body: unknown): T {
   if (typeof body !== 'object' || body === null || Array.isArray(body)) {
     throw badParameter(undefined, 'The body must be a JSON object.', 'invalid_json');
   }
-  const present = Object.fromEntries(Object.entries(body).filter(([, value]) => value !== null));
+  const present = withoutNulls(body);
+  // Clients send messages back as their library wrote them down, with a null for all that an answer does not have.
+  if (Array.isArray(present.messages)) present.messages = present.messages.map(presentIn);
+  if (isObject(present.stream_options)) present.stream_options = withoutNulls(present.stream_options);
   const result = schema.safeParse(present);
   if (result.success) return result.data;
   const issue = result.error.issues[0]!;

@@ -110,6 +110,7 @@ function tokensOf(endpoint: Endpoint, body: Body, model: TextModel, tokenizer: T
   try {
     const maxTokens = model.maxModelTokens > 0 ? model.maxModelTokens : Number.POSITIVE_INFINITY;
     if (endpoint === 'chat') {
+      if (tokenizer.readsParts && hasParts(body.messages)) return undefined;
       const text = tokenizer.chatPrompt(parseChat({ messages: body.messages }).messages);
       return Uint32Array.from(tokenizer.encode(text, { addSpecialTokens: false, maxTokens }));
     }
@@ -122,6 +123,10 @@ function tokensOf(endpoint: Endpoint, body: Body, model: TextModel, tokenizer: T
     return undefined; // calls of tools, images, what the worker refuses
   }
 }
+
+/** Some message is several texts. */
+const hasParts = (messages: unknown): boolean =>
+  Array.isArray(messages) && messages.some((one) => Array.isArray(one?.content) && one.content.length > 1);
 
 const shareOf = (value: unknown): number | undefined =>
   typeof value === 'number' && value >= 0 && value <= 1 ? value : undefined;

@@ -4,6 +4,7 @@ import { defaultRootSeed } from '@kvtier/identity';
 import type { Worker } from '@kvtier/registry';
 import { expect, it } from 'vitest';
 import type { Model } from './models.ts';
+import { type PassedOn, passOn } from './pass-on.ts';
 import { keysOfPrompt } from './prompt-keys.ts';
 import { type PromptFacts, PromptReader } from './prompt-reader.ts';
 import type { TextModel } from './text-model.ts';
@@ -91,6 +92,25 @@ it.each<[string, object]>([
   expect(facts.blockTokens).toBe(64);
   expect(facts.tokens).toBeLessThan(JSON.stringify(body).length / 4);
   expect((await read('/v1/chat/completions', { ...body, seed: 1 })).keys).toEqual(facts.keys);
+});
+
+it('several texts of one message are one of several lines', async () => {
+  const texts = ['# Employees', prompt, 'What is the age of John?'];
+  const keysOf = async (content: unknown) =>
+    (await read('/v1/chat/completions', { messages: [{ role: 'user', content }] })).keys;
+  const inParts = await keysOf(texts.map((text) => ({ type: 'text', text })));
+  expect(inParts.length).toBeGreaterThan(0);
+  expect(inParts).toEqual(await keysOf(texts.join('\n')));
+});
+
+it('but where the template looks at them one by one: these are taken as text', async () => {
+  expect(tokenizer.readsParts).toBe(false);
+  const content = [prompt, 'Question: how old?'].map((text) => ({ type: 'text', text }));
+  const ofParts = loadTokenizer(modelDir);
+  Object.defineProperty(ofParts, 'readsParts', { value: true });
+  const facts = (content: unknown): PassedOn =>
+    passOn('chat', { messages: [{ role: 'user', content }] }, demo, () => ofParts);
+  expect([facts(content).blockTokens, facts(content.slice(0, 1)).blockTokens]).toEqual([64, 16]);
 });
 
 it('chats with other tools begin otherwise', async () => {

@@ -4,6 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { ChatTemplate } from './chat-template.ts';
 import { tokenToBytes } from './detokenizer.ts';
 import { GenerationCache } from './fast-encode.ts';
 import { LibraryTokenizer } from './library.ts';
@@ -130,6 +131,32 @@ describe('chat template of the demonstration model', () => {
     const prompt = `${table}\nQuestion: What is the age of Jane Smith?\nAnswer:`;
     expect(tokenizer.chatPrompt([{ role: 'user', content: `${table}\nWhat is the age of Jane Smith?` }])).toBe(prompt);
     expect(tokenizer.chatPrompt([{ role: 'user', content: prompt }])).toBe(prompt);
+  });
+});
+
+describe('a chat template', () => {
+  const readsParts = (text: string): boolean => new ChatTemplate(text, {}, 'dir').readsParts;
+
+  it.each([
+    "{% for m in messages %}{% for part in m['content'] %}{{ part.text }}{% endfor %}{% endfor %}",
+    '{%- for m in messages -%}{%- if m.content is string -%}{{ m.content }}{%- else -%}{%- for c in m.content -%}{{ c.text }}{%- endfor -%}{%- endif -%}{%- endfor -%}',
+    '{%- macro text(content) -%}{%- for item in content -%}{{ item.text }}{%- endfor -%}{%- endmacro -%}',
+  ])('that loops over what a message holds reads its parts: %s', (text) => expect(readsParts(text)).toBe(true));
+
+  it.each([
+    '{% for message in messages %}{{ message.content }}{% endfor %}',
+    "{% for m in messages %}{% set content = m['content'] | trim %}{% for l in lines %}{{ l }}{% endfor %}{% endfor %}",
+    '{# for part in content #}{{ messages[0].content }}',
+  ])('that does not takes texts: %s', (text) => expect(readsParts(text)).toBe(false));
+
+  it('is told who speaks', () => {
+    const template = new ChatTemplate(
+      '{% for m in messages %}{{ m.name or m.role }}: {{ m.content }};{% endfor %}',
+      {},
+      'dir',
+    );
+    const asks = { role: 'user', content: 'a' } as const;
+    expect(template.render([{ ...asks, name: 'Ann' }, asks])).toBe('Ann: a;user: a;');
   });
 });
 

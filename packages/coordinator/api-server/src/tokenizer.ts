@@ -72,6 +72,11 @@ export class Tokenizer {
     return structuredClone(this.#table.parts);
   }
 
+  /** As `ChatTemplate.readsParts`. */
+  get readsParts(): boolean {
+    return this.#chat?.readsParts === true;
+  }
+
   /** The prompt of a conversation, as text. @throws KvError REQUEST without a template or when it refuses them */
   chatPrompt(messages: readonly ChatMessage[]): string {
     if (!this.#chat) {

@@ -27,7 +27,9 @@ export interface TriesPlace {
 }
 
 /** Failures of a worker, and not of the request. */
-const elsewhere: ReadonlySet<KvErrorCode> = new Set(['DISCONNECTED', 'BUSY', 'GPU']);
+const elsewhere: ReadonlySet<KvErrorCode> = new Set(['DISCONNECTED', 'BUSY', 'GPU', 'TOO_LONG']);
+/** Where nobody else has it, these are the answer before the first token; a worker that died is started again. */
+const isFinal = ({ code }: KvError): boolean => code === 'BUSY' || code === 'TOO_LONG';
 /** Before a worker that failed is asked again, as none is left: doubles. */
 const firstPauseMs = 20;
 const mostPauseMs = 500;
@@ -75,9 +77,8 @@ export class Tries {
           await this.#awaitSomebody(request, error, signal);
           continue;
         }
-        // Full queues everywhere are an answer, before the first token; a worker that died is started again.
-        if (!this.#hasBegun && failure.code === 'BUSY') throw failure;
-        if (!this.#hasBegun && error.code === 'BUSY') throw error;
+        if (!this.#hasBegun && isFinal(failure)) throw failure;
+        if (!this.#hasBegun && isFinal(error)) throw error;
         await this.#pause(failure, signal);
         this.#except = new Set();
       }
@@ -100,7 +101,8 @@ export class Tries {
     if (!error.retry && !elsewhere.has(error.code)) throw error;
     const nowMs = performance.now();
     if (this.#failure === undefined) this.#untilMs = nowMs + this.#limits.withinMs;
-    this.#failure = error;
+    // One pool that is too small says nothing of the others.
+    if (this.#failure === undefined || error.code !== 'TOO_LONG') this.#failure = error;
     // One that is in time nowhere it was tried is not asked of all.
     if (error.code !== 'BUSY' || error instanceof Saturated) this.#count++;
     if (this.#count >= this.#limits.maxTries || nowMs >= this.#untilMs) throw error;

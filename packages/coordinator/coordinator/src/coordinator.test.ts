@@ -219,3 +219,25 @@ it('a prompt goes where one that begins alike went, and says that this is a gues
   expect(metrics).toContain('\nkvtier_dispatch_requests{what="chosen"} 12\n');
   expect(metrics).toContain('\nkvtier_kv_index_guessed_workers 2\n');
 });
+
+it('workers that end while it closes are no trouble', async () => {
+  const logger = createLogger('coordinator-test', 'silent');
+  const warn = vi.spyOn(logger, 'warn');
+  const info = vi.spyOn(logger, 'info');
+  const config = parseConfig(coordinatorSchema, { port: 0, discovery: both() }, 'test');
+  coordinator = await startCoordinator(config, logger);
+  await coordinator.served;
+  await ready();
+  // An answer that runs keeps it from closing meanwhile.
+  engines[0]!.script = (call) => void call.write(event({ tokenIds: [200] }));
+  engines[1]!.script = engines[0]!.script;
+  const answer = post([5, 6]).catch(() => undefined);
+  await vi.waitUntil(() => engines.some(({ seen }) => seen.length > 0), { timeout: 20_000 });
+  const closed = coordinator.close();
+  await engines.find(({ seen }) => seen.length === 0)!.stop();
+  const isLost = ([what]: readonly unknown[]): boolean => (what as { state?: string }).state === 'silent';
+  await vi.waitUntil(() => [...info.mock.calls, ...warn.mock.calls].some(isLost), { timeout: 20_000 });
+  for (const engine of engines) await engine.stop();
+  await Promise.all([answer, closed]);
+  expect(warn.mock.calls.filter(isLost)).toEqual([]);
+});

@@ -89,6 +89,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   });
   /** Takes `drainMs`, and a second in which answers are told that they are cut, at most. */
   const end = async (): Promise<void> => {
+    fleet.ending();
     planner.close();
     copies.close();
     const pickerClosed = picker?.close(config.drainMs); // until then it reads bodies by the API server

@@ -10,6 +10,11 @@ export interface DispatchRequest extends RoutedRequest {
   readonly among: ReadonlySet<string> | undefined;
   /** Names of workers that failed on it already. */
   readonly except: ReadonlySet<string>;
+  /**
+   * Tokens of its answer that its client counts on: it goes to a worker whose pool holds all of them, as long as one is there. undefined: it
+   * is as long as it can be.
+   */
+  readonly wantedTokens?: number | undefined;
   /** performance.now() until which its first token is wanted; undefined: whenever it comes. Nobody waits in the queue beyond it. */
   readonly firstTokenByMs?: number | undefined;
   /** A worker was asked for before, whether one was found or not: it is one request all the same. */
@@ -51,7 +56,8 @@ export interface Choice {
 export interface Dispatch {
   /**
    * Waits in the queue while all workers have enough to do.
-   * @throws KvError DISCONNECTED: no worker serves this model (503), Outdated: none reads its tokens as they were meant; BUSY: all are
+   * @throws KvError DISCONNECTED: no worker serves this model (503), Outdated: none reads its tokens as they were meant; TOO_LONG:
+   * no pool of them holds its prompt; BUSY: all are
    * saturated (429); the reason of `signal`
    */
   choose(request: DispatchRequest, signal: AbortSignal): Promise<Choice>;

@@ -8,7 +8,8 @@ import type { Held, Share } from './ports.ts';
 /** What has to be told of it. */
 interface Told {
   firstToken(isTimed: boolean): void;
-  ended(answerTokens: number | undefined): void;
+  /** `hasFirstToken`: its prompt was computed. */
+  ended(answerTokens: number | undefined, hasFirstToken: boolean): void;
 }
 
 export class Chosen implements Choice {
@@ -51,7 +52,7 @@ export class Chosen implements Choice {
   ended(answerTokens?: number): void {
     if (this.#hasEnded) return;
     this.#hasEnded = true;
-    this.#told.ended(answerTokens);
+    this.#told.ended(answerTokens, this.#hasFirstToken);
   }
 }
 

@@ -52,6 +52,44 @@ describe('a choice', () => {
     expect(await both({}, 2, { policy: 'least-loaded' })).toEqual([false, false]);
   });
 
+  it('is a worker whose pool holds the prompt; why there is none depends on who could come', async () => {
+    const { workers, dispatcher } = rig();
+    const small = workers.add('small', { maxTotalTokens: 160 });
+    const large = workers.add('large', { maxTotalTokens: 161 });
+    const whyNot = (part: Partial<DispatchRequest> = {}) =>
+      dispatcher.choose(request(part), never).then(nameOf, ({ code, message }) => [code, message]);
+    expect(await whyNot()).toBe('large');
+    expect(await whyNot({ wantedTokens: 1 })).toBe('large');
+    expect(await whyNot({ wantedTokens: 2 })).toBe('large');
+    expect(await whyNot({ tokens: 159, wantedTokens: 2 })).toBe('large');
+    expect(await whyNot({ except: new Set(['large']) })).toEqual(['DISCONNECTED', expect.any(String)]);
+    const fits =
+      "the prompt has 160 tokens; at most 159 fit into its workers' pools with room for an answer; shorten it";
+    expect(await whyNot({ among: new Set(['small']), wantedTokens: 5 })).toEqual(['TOO_LONG', `model demo: ${fits}`]);
+    large.state = 'silent';
+    workers.changed();
+    expect(await whyNot()).toEqual(['DISCONNECTED', expect.any(String)]);
+    expect(await whyNot({ tokens: 159, wantedTokens: 2 })).toBe('small');
+    large.state = 'refused';
+    workers.changed();
+    expect(await whyNot()).toEqual(['TOO_LONG', `model demo: ${fits}`]);
+    small.state = 'silent';
+    workers.changed();
+    expect(await whyNot()).toEqual(['DISCONNECTED', expect.any(String)]);
+  });
+
+  it('waits for the worker whose pool holds it, and is lost with it', async () => {
+    const { workers, dispatcher } = rig();
+    workers.add('small', { maxTotalTokens: 160 });
+    const large = workers.add('large', { maxTotalTokens: 1_000 }, { waiting: 1, tokensAhead: 1_000_000 });
+    const waits = dispatcher.choose(request(), never).catch(({ code }) => code);
+    const cut = dispatcher.choose(request({ tokens: 80, wantedTokens: 100 }), never);
+    expect(dispatcher.stats().waiting).toBe(2);
+    large.state = 'silent';
+    workers.changed();
+    expect([await waits, nameOf(await cut)]).toEqual(['DISCONNECTED', 'small']);
+  });
+
   it('reckons with the time that a step has run since its worker told it', async () => {
     const { workers, dispatcher } = rig();
     // 60 ms of work each, in a step that began 50 and 5 ms ago.

@@ -24,7 +24,7 @@ import {
 import type { Choice, Dispatch, DispatchRequest } from './choice.ts';
 import { Chosen, shareOf } from './chosen.ts';
 import type { Lane } from './lane.ts';
-import { Lanes, nobodyFor } from './lanes.ts';
+import { Lanes, nobodyFor, tooLongFor } from './lanes.ts';
 import { Outdated } from './outdated.ts';
 import { Pending } from './pending.ts';
 import type { Holdings, Workers } from './ports.ts';
@@ -115,6 +115,17 @@ export class Dispatcher implements Dispatch {
   }
 
   async choose(request: DispatchRequest, signal: AbortSignal): Promise<Choice> {
+    try {
+      return await this.#chooseLeaning(request, signal);
+    } catch (error) {
+      const isNobody = error instanceof KvError && (error.code === 'DISCONNECTED' || error.code === 'TOO_LONG');
+      if (signal.aborted || this.#closed || request.wantedTokens === undefined || !isNobody) throw error;
+      // Those whose pools hold all of its answer are not there: one that ends early is better than none.
+      return this.#chooseLeaning({ ...request, wantedTokens: undefined }, signal);
+    }
+  }
+
+  async #chooseLeaning(request: DispatchRequest, signal: AbortSignal): Promise<Choice> {
     let asked = request;
     for (let leftTurns = maxTurns; ; leftTurns--) {
       try {
@@ -136,7 +147,7 @@ export class Dispatcher implements Dispatch {
     this.#lanes.sync();
     const lane = this.#lanes.of(request);
     const pending = new Pending(request, lane?.answers.expected(request.maxTokens) ?? request.maxTokens);
-    if (lane === undefined || !lane.hasFor(pending)) throw whyNobody(pending, lane);
+    if (lane === undefined || !lane.hasFor(pending)) throw this.#whyNobody(pending, lane);
     const nowMs = performance.now();
     lane.refresh();
     const view = lane.viewFor(pending, this.#holdings, nowMs);
@@ -182,7 +193,7 @@ export class Dispatcher implements Dispatch {
       const waitMs = Math.min(this.#maxWaitMs, Math.max(firstTokenByMs - performance.now(), 1));
       const timer = setTimeout(() => {
         this.#lanes.sync(); // a worker may have left since the last look
-        if (!lane.hasFor(pending)) return leaveWith(whyNobody(pending, lane));
+        if (!lane.hasFor(pending)) return leaveWith(this.#whyNobody(pending, lane));
         lane.refresh();
         const why = waitMs < this.#maxWaitMs ? 'before its first token was wanted' : `within ${waitMs / 1000} s`;
         leaveWith(this.#saturatedBy(lane, `no worker had room ${why}`));
@@ -225,10 +236,10 @@ export class Dispatcher implements Dispatch {
         sent.firstToken(isTimed);
         this.#looks.wake();
       },
-      ended: (tokens) => {
+      ended: (tokens, hasFirstToken) => {
         this.#given--;
         if (tokens !== undefined) lane.answers.ended(tokens);
-        lane.queue?.ended(pending);
+        lane.queue?.ended(pending, hasFirstToken);
         sent.ended();
         this.#looks.wake();
       },
@@ -253,7 +264,7 @@ export class Dispatcher implements Dispatch {
     for (const lane of this.#lanes) {
       const { queue, waiters } = lane;
       if (queue === undefined) continue;
-      for (const pending of waiters.lost(isOver)) this.#reject(lane, pending, whyNobody(pending, lane));
+      for (const pending of waiters.lost(isOver)) this.#reject(lane, pending, this.#whyNobody(pending, lane));
       const viewFor = (one: RoutedRequest) => lane.viewFor(one as Pending, this.#holdings, nowMs);
       const limits = { mayGo: (one: RoutedRequest) => lane.mayGo(one as Pending), isOver: afterFirst(isOver) };
       if (!lane.isOpen) queue.closed(nowMs);
@@ -278,6 +289,11 @@ export class Dispatcher implements Dispatch {
     pending.settle!(why);
   }
 
+  #whyNobody(pending: Pending, lane: Lane | undefined): KvError {
+    if (lane?.readsOtherwise(pending)) return new Outdated(lane.model);
+    return (lane && tooLongFor(pending, lane, this.#workers.workers())) ?? nobodyFor(pending.request, lane);
+  }
+
   #saturatedBy(lane: Lane, why: string): Saturated {
     this.#saturated++;
     return new Saturated(`model ${lane.model}: all its workers are saturated: ${why}; try again later`, lane.expectedS);
@@ -296,9 +312,6 @@ function mostHeldBlocks(view: readonly (WorkerState | undefined)[]): number {
   for (const state of view) if (state !== undefined) most = Math.max(most, state.match.byMedium[0]!);
   return most;
 }
-
-const whyNobody = (pending: Pending, lane: Lane | undefined): KvError =>
-  lane?.readsOtherwise(pending) ? new Outdated(lane.model) : nobodyFor(pending.request, lane);
 
 const firstOf = (view: readonly (WorkerState | undefined)[]): number => view.findIndex((state) => state !== undefined);
 

@@ -7,6 +7,7 @@ import type { Worker } from '@kvtier/registry';
 import type { LateBindingOptions, PolicyName } from '@kvtier/routing';
 import type { DispatchRequest } from './choice.ts';
 import { Lane } from './lane.ts';
+import type { Pending } from './pending.ts';
 import type { Workers } from './ports.ts';
 
 export interface LanesOptions {
@@ -136,6 +137,32 @@ export function nobodyFor({ model, among, except }: DispatchRequest, lane: Lane 
       ? `no ${lane?.prefillOnly ? 'decode worker' : 'worker'} is ready to serve it (${lane?.absent ?? 0} are joining, draining or silent${lane?.prefillOnly ? `, ${lane.prefillOnly} only prefill, and handoff.fallback is off` : ''})`
       : `none of its ${ready} workers may be chosen${among === undefined ? '' : ' of those named'}${except.size === 0 ? '' : `, after ${except.size} failed`}`;
   return new KvError('DISCONNECTED', `model ${model}: ${why}; try again`, { retry: true });
+}
+
+/**
+ * Somebody is ready, and none of all that it may have, whoever is away or failed on it, has a pool that holds it: no use to come again.
+ * undefined: some may.
+ */
+export function tooLongFor(
+  pending: Pending,
+  { model, numbers }: Lane,
+  workers: readonly (Worker | undefined)[],
+): KvError | undefined {
+  const { among, role } = pending.request;
+  if (!numbers.some((number) => !pending.fits(workers[number]!))) return undefined;
+  let most = 0;
+  for (const worker of workers) {
+    if (worker?.facts?.model !== model || worker.state === 'refused') continue;
+    const { record, number } = worker;
+    if (role === 'prefill' ? record.role === 'decode' : record.role === 'prefill' && !numbers.includes(number))
+      continue;
+    if (among?.has(record.name) === false || !pending.isReadBy(worker)) continue;
+    if (pending.fits(worker)) return undefined;
+    most = Math.max(most, worker.facts.maxTotalTokens!);
+  }
+  if (most === 0) return undefined;
+  const fits = `at most ${most - 1} fit into its workers' pools with room for an answer`;
+  return new KvError('TOO_LONG', `model ${model}: the prompt has ${pending.tokens} tokens; ${fits}; shorten it`);
 }
 
 /** Of one model's workers, those for a role. */

@@ -38,7 +38,7 @@ export class Pending implements RoutedRequest {
   }
 
   allows(worker: Worker): boolean {
-    return this.names(worker) && this.isReadBy(worker);
+    return this.names(worker) && this.isReadBy(worker) && this.fits(worker);
   }
 
   /** It is not forbidden to go there. */
@@ -53,6 +53,11 @@ export class Pending implements RoutedRequest {
     if (begunAt?.modelDigest && facts?.modelDigest && facts.modelDigest !== begunAt.modelDigest) return false;
     if (begunAt?.tokenDigest && facts?.tokenDigest) return facts.tokenDigest === begunAt.tokenDigest;
     return textDigest === undefined || facts?.textDigest === undefined || facts.textDigest === textDigest;
+  }
+
+  /** Its pool holds it, with one token of the answer at least. Who does not say how much that is holds all. */
+  fits({ facts }: Worker): boolean {
+    return this.tokens + (this.request.wantedTokens ?? 1) <= (facts?.maxTotalTokens ?? Number.POSITIVE_INFINITY);
   }
 
   isMatched(version: number, nowMs: number): boolean {

@@ -31,3 +31,17 @@ it('expects nothing of what a worker was computing that is away, or another one'
     expect([change, ...workers.shares.map(({ tokensAhead }) => tokensAhead)]).toEqual([change, 160, 160]);
   }
 });
+
+it('expects nothing of a prompt that ended before it was computed, and all of one that has its first token', async () => {
+  for (const isComputed of [false, true]) {
+    const { workers, dispatcher } = rig();
+    const first = workers.add('a');
+    workers.add('b');
+    const choice = await dispatcher.choose(request({ among: new Set(['a']) }), never);
+    if (isComputed) choice.firstToken();
+    choice.ended();
+    Object.assign(first.load, { tokensAhead: 50, waiting: 1 });
+    const next = await dispatcher.choose(request(), never);
+    expect([nameOf(next), workers.shares[1]!.tokensAhead]).toEqual(isComputed ? ['a', 1] : ['b', 160]);
+  }
+});

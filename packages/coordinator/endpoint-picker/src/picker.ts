@@ -57,7 +57,7 @@ interface Wanted {
 export interface Deadlines {
   /** @throws Saturated: its first token would come too late */
   admit(wanted: Wanted, worker: string, predictedS: number): void;
-  came(predictedS: number, seenS: number): void;
+  came(predictedS: number, seenS: number, of: { readonly model: string; readonly worker: string }): void;
 }
 
 export interface PickerParts {
@@ -191,7 +191,8 @@ export class Picker {
     const prefill = await this.#prefill(request, unsplit, choice, admit, signal);
     const pickedAtMs = performance.now();
     return {
-      came: () => inTime.came(predictedS, (performance.now() - pickedAtMs) / 1_000),
+      came: () =>
+        inTime.came(predictedS, (performance.now() - pickedAtMs) / 1_000, { model: wanted.model, worker: name }),
       heard: () => heard(choice.worker.number),
       endpoint,
       endpoints: [endpoint, ...fallbacksOf(choice.worker, candidates, fallbacks)].join(','),

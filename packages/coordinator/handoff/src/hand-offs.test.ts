@@ -71,8 +71,9 @@ it('a request whose first token the prefill side gave waits at the decode side u
 
 it('who came late is a reason to refuse, not for ever: one is let in again, and shows how it is now', async () => {
   const workers = new FakeWorkers();
-  const decode = workers.add('d')!;
-  Object.assign(workers.all[0]!, { record: recordOf('decode', { role: 'decode' }) });
+  const [decode, other] = [workers.add('d')!, workers.add('o')!];
+  for (const { number, record } of [decode, other])
+    Object.assign(workers.all[number]!, { record: recordOf(record.name, { role: 'decode' }) });
   let takesMs = 2_000;
   const engines = {
     workers: () => workers.all,
@@ -83,10 +84,10 @@ it('who came late is a reason to refuse, not for ever: one is let in again, and 
   } as unknown as HandOffEngines;
   const logger = createLogger('test', 'silent');
   const handOffs = new HandOffs({ engines, holdings: { match: () => [] }, logger });
-  const choice = { worker: decode, share: { requestId: 'r', tokensAhead: 0, blocks: 0, loadS: 0 } };
-  const ask = (ttftMs?: number): Promise<void> =>
+  const share = { requestId: 'r', tokensAhead: 0, blocks: 0, loadS: 0 };
+  const ask = (ttftMs?: number, worker = decode): Promise<void> =>
     handOffs.follow(
-      choice as unknown as Parameters<HandOffs['follow']>[0],
+      { worker, share } as unknown as Parameters<HandOffs['follow']>[0],
       { ...asked, arrivedMs: performance.now(), ttftMs },
       greedy({ requestId: 'r' }),
       new AbortController().signal,
@@ -96,6 +97,7 @@ it('who came late is a reason to refuse, not for ever: one is let in again, and 
   for (let i = 0; i < 300; i++) await ask();
   takesMs = 1;
   await expect(ask(200)).rejects.toThrow(/its first token would come/);
+  await ask(200, other); // it was not late
   vi.advanceTimersByTime(10_000);
   await ask(200);
 });

@@ -17,7 +17,7 @@ import type { Asked } from './asked.ts';
 import type { Copies } from './copies.ts';
 import { type Decision, decide, lineOf, type Split } from './decision.ts';
 import { HandOff, type HandOffEngines, type Shortfall, type Took } from './hand-off.ts';
-import { Lateness, Latest } from './late.ts';
+import { Lateness, LatestOfWorkers, type Whose } from './late.ts';
 import { LinkRate } from './link-rate.ts';
 import { HandOffMetrics } from './metrics.ts';
 import type { Question, SplitMode } from './question.ts';
@@ -83,8 +83,8 @@ export class HandOffs {
   readonly #options: HandOffsOptions;
   readonly #limits: HandOffLimits;
   readonly #late = new Lateness(firstLateS, mostLateS);
-  /** The same of nine in ten: whoever is let in is to be in time. */
-  readonly #latest = { alone: new Latest(mostLateS), split: new Latest(mostLateS) };
+  /** The same of nine in ten, by the decode worker: whoever is let in is to be in time. */
+  readonly #latest = { alone: new LatestOfWorkers(mostLateS), split: new LatestOfWorkers(mostLateS) };
   readonly #legs = new Map<number, number>();
   /** Requests that wait for another worker's blocks, by the decode worker. */
   readonly #awaiting = new Map<number, number>();
@@ -154,7 +154,7 @@ export class HandOffs {
       if (!isFirst) return;
       isFirst = false;
       this.#learn(decision, seenS());
-      this.#latest[way].came(plainS, seenS(), performance.now());
+      this.#latest[way].came(whoseOf(asked, choice.worker), plainS, seenS(), performance.now());
     };
     let isAwaiting = split !== undefined;
     const awaited = (): void => {
@@ -257,7 +257,7 @@ export class HandOffs {
   #admit(
     { isLacking, reason, expected, split }: Decision,
     asked: Asked,
-    { record }: Worker,
+    worker: Worker,
     waitedS: number,
     nowMs: number,
   ) {
@@ -274,11 +274,12 @@ export class HandOffs {
     // Its first token comes by then, nine times in ten.
     const { plainS } = expected;
     const latest = this.#latest[split === undefined ? 'alone' : 'split'];
-    const lateS = waitedS + plainS + latest.s(plainS, nowMs, believedTargets * ttftMs) - ttftMs / 1000;
+    const lateS =
+      waitedS + plainS + latest.s(whoseOf(asked, worker), plainS, nowMs, believedTargets * ttftMs) - ttftMs / 1000;
     if (lateS <= 0) return;
     this.metrics.refused('late');
     const comes = `its first token would come ${(lateS * 1000).toFixed(0)} ms after the ${ttftMs} ms that it may take`;
-    throw new Saturated(`model ${asked.model}: ${comes} (worker ${record.name}); try again later`, lateS);
+    throw new Saturated(`model ${asked.model}: ${comes} (worker ${worker.record.name}); try again later`, lateS);
   }
 
   #timesOf(
@@ -321,6 +322,8 @@ export class HandOffs {
 }
 
 const noneFailed: ReadonlySet<number> = new Set();
+
+const whoseOf = ({ model }: Asked, { record }: Worker): Whose => ({ model, worker: record.name });
 
 const degradedOf = (why: Shortfall | string | undefined): string | undefined =>
   why === undefined ? undefined : `handoff-${why}`;

@@ -1,10 +1,10 @@
 /**
  * Whether a request's first token comes in time at the pod that was chosen for it, by what is predicted and by how much later than that
- * nine in ten came of late. For pods with OpenAI's API, whichever way their requests come in; for our own workers `HandOffs` does it,
- * which knows both ways that a prompt may be computed.
+ * nine in ten of that pod's came of late. For pods with OpenAI's API, whichever way their requests come in; for our own workers
+ * `HandOffs` does it, which knows both ways that a prompt may be computed.
  */
 import { Saturated } from '@kvtier/dispatch';
-import { Latest } from './late.ts';
+import { LatestOfWorkers, type Whose } from './late.ts';
 
 /** A request's target; undefined: it has none, and is served however late. */
 export interface Wanted {
@@ -19,7 +19,7 @@ const mostLateS = 0.5;
 const believedTargets = 4;
 
 export class InTime {
-  readonly #latest = new Latest(mostLateS);
+  readonly #latest = new LatestOfWorkers(mostLateS);
   readonly #onRefused: () => void;
 
   constructor(onRefused: () => void = () => {}) {
@@ -29,7 +29,7 @@ export class InTime {
   /** `predictedS`: from now to its first token, at this worker. @throws Saturated: that is too late; it says when to come again */
   admit({ model, arrivedMs, ttftMs }: Wanted, worker: string, predictedS: number, nowMs = performance.now()): void {
     if (ttftMs === undefined) return;
-    const comesS = predictedS + this.#latest.s(predictedS, nowMs, believedTargets * ttftMs);
+    const comesS = predictedS + this.#latest.s({ model, worker }, predictedS, nowMs, believedTargets * ttftMs);
     const lateS = (nowMs - arrivedMs) / 1_000 + comesS - ttftMs / 1_000;
     if (lateS <= 0) return;
     this.#onRefused();
@@ -37,8 +37,8 @@ export class InTime {
     throw new Saturated(`model ${model}: ${late} (worker ${worker}); try again later`, lateS);
   }
 
-  /** The first token of one that was predicted to take so long came after `seenS`. */
-  came(predictedS: number, seenS: number, nowMs = performance.now()): void {
-    this.#latest.came(predictedS, seenS, nowMs);
+  /** The first token of one that was predicted to take so long came after `seenS`, from this worker. */
+  came(predictedS: number, seenS: number, of: Whose, nowMs = performance.now()): void {
+    this.#latest.came(of, predictedS, seenS, nowMs);
   }
 }

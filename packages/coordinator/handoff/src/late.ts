@@ -69,6 +69,49 @@ export class Latest {
   }
 }
 
+/** Workers at most, each once for each model. */
+const mostWorkers = 2_048;
+
+/** Whose answers: one worker's, of one model. */
+export interface Whose {
+  readonly model: string;
+  readonly worker: string;
+}
+
+/**
+ * `Latest` of each worker and model apart: one that is late says nothing of the others, which would be refused for it and learn nothing.
+ * Beyond `mostWorkers` the one that nobody came from for longest is forgotten.
+ */
+export class LatestOfWorkers {
+  readonly #maxS: number;
+  readonly #byWorker = new Map<string, Latest>();
+
+  constructor(maxS: number) {
+    this.#maxS = maxS;
+  }
+
+  get size(): number {
+    return this.#byWorker.size;
+  }
+
+  /** As `Latest.s`. */
+  s(of: Whose, predictedS: number, nowMs: number, halfMs: number): number {
+    return this.#byWorker.get(keyOf(of))?.s(predictedS, nowMs, halfMs) ?? 0;
+  }
+
+  /** As `Latest.came`. */
+  came(of: Whose, predictedS: number, seenS: number, nowMs: number): void {
+    const key = keyOf(of);
+    const latest = this.#byWorker.get(key) ?? new Latest(this.#maxS);
+    this.#byWorker.delete(key);
+    this.#byWorker.set(key, latest);
+    if (this.#byWorker.size > mostWorkers) this.#byWorker.delete(this.#byWorker.keys().next().value!);
+    latest.came(predictedS, seenS, nowMs);
+  }
+}
+
+const keyOf = ({ model, worker }: Whose): string => JSON.stringify([model, worker]);
+
 /** The last ones of one size. */
 class Ring {
   cameMs = Number.NEGATIVE_INFINITY;

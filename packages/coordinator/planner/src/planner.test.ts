@@ -110,6 +110,56 @@ describe('the load', () => {
     expect(planner.plans()[0]).toMatchObject({ isActive: false, prefill: { workers: 0 }, decode: { workers: 0 } });
   });
 
+  it.each<[string, boolean]>([
+    ['who tell their length', true],
+    ['who do not', false],
+  ])(
+    'of long answers is not taken for more while they ramp up, clients leaving meanwhile: pods %s',
+    async (_, tells) => {
+      make({ windowMs: 60_000 });
+      const load = { prefillTokensPerS: 20_000, stepS: 0.02, stepPerRequestS: 1e-5 };
+      for (const name of ['a', 'b', 'c', 'd']) workers.add(name, { maxRunning: 256 }, load);
+      // Two a second, each of 3,000 tokens in 60 s; of twenty clients one leaves after 2 s.
+      const streams: { readonly endS: number; end(): void }[] = [];
+      let most = 0;
+      for (let second = 0; second < 240; second++) {
+        for (const number of [2 * second, 2 * second + 1]) {
+          const choice = await dispatch.choose(request({ tokens: 200, maxTokens: 4_000 }), never);
+          choice.firstToken();
+          const isWhole = number % 20 !== 7;
+          const answerTokens = isWhole && tells ? 3_000 : undefined;
+          streams.push({ endS: second + (isWhole ? 60 : 2), end: () => choice.ended(answerTokens) });
+        }
+        for (const stream of streams) if (stream.endS === second) stream.end();
+        for (let half = 0; half < 2; half++) {
+          nowMs += 500;
+          planner.tick();
+        }
+        const [plan] = planner.plans();
+        if (plan!.isSettled) most = Math.max(most, plan!.decode.needed);
+      }
+      const { needed } = planner.plans()[0]!.decode;
+      expect(needed).toBeGreaterThan(0.5);
+      expect(most / needed).toBeLessThanOrEqual(1.3);
+    },
+  );
+
+  it('of answers that end slower than they come is as much as these will need', async () => {
+    make();
+    const worker = workers.add('a', { maxRunning: 64 }, { stepS: 0.01, stepPerRequestS: 0 });
+    worker.load.running = 10;
+    for (let tenth = 0; tenth < 200; tenth++) {
+      const choice = await dispatch.choose(request(), never);
+      if (tenth % 5 === 0) {
+        choice.ended(500);
+        planner.tick();
+      }
+      nowMs += 100;
+    }
+    planner.tick();
+    expect(planner.plans()[0]!.load.outputTokensPerS / 5_000).toBeCloseTo(1, 1);
+  });
+
   it('is not known before some of the window has passed, whatever runs; of a model that comes later, too', () => {
     make();
     const settled = () => planner.plans().map(({ model, isSettled }) => [model, isSettled]);

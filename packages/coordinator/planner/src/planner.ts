@@ -8,7 +8,8 @@
  *
  * Requests count when they come, whether or not a worker has room, and once, however often they are tried: a queue hides no demand. Tokens
  * of answers are what workers give (streams ÷ time of a step); where answers end slower than requests come, as many as those that come
- * will need. What other coordinators send is seen in the answers alone.
+ * will need: as long each as whole answers were that told their length. Where none does, answers count as what was given by those that
+ * have ended and those that run: an answer that is under way is longer than that, but nobody knows by how much. What other coordinators send is seen in the answers alone.
  */
 import type { PlannerConfig } from '@kvtier/config';
 import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
@@ -43,7 +44,16 @@ export interface ModelPlan extends Plan {
   readonly present: Readonly<Record<'prefill' | 'decode' | 'mixed', number>>;
 }
 
-const names = ['requests', 'tokens', 'chosenTokens', 'cachedTokens', 'ended', 'outputTokens'] as const;
+const names = [
+  'requests',
+  'tokens',
+  'chosenTokens',
+  'cachedTokens',
+  'ended',
+  'outputTokens',
+  'whole',
+  'wholeTokens',
+] as const;
 /** Models beyond are not planned for. */
 const maxModels = 64;
 const tickMs = 500;
@@ -155,7 +165,11 @@ export class Planner {
       share,
       firstToken: (isTimed) => choice.firstToken(isTimed),
       ended: (answerTokens) => {
-        if (!hasEnded) entry.sums.add('ended', 1, this.#now());
+        if (!hasEnded) {
+          entry.sums.add('ended', 1, this.#now());
+          if (answerTokens !== undefined) entry.sums.add('whole', 1, this.#now());
+          entry.sums.add('wholeTokens', answerTokens ?? 0, this.#now());
+        }
         hasEnded = true;
         choice.ended(answerTokens);
       },
@@ -179,7 +193,7 @@ export class Planner {
     const { sums } = entry;
     sums.add('outputTokens', passedS * outputTokensPerS(workers), nowMs);
     if (workers.length > 0) entry.rates = ratesOf(workers, entry.rates);
-    const load = loadOf(sums, nowMs);
+    const load = loadOf(sums, workers, nowMs);
     const isWaiting = workers.some(({ load: { waiting, running } }) => waiting + running > 0);
     const isActive = load.requestsPerS > 0 || isWaiting;
     if (!isActive && workers.length === 0) {
@@ -222,16 +236,25 @@ export class Planner {
   }
 }
 
-function loadOf(sums: Entry['sums'], nowMs: number): LoadFigures {
+function loadOf(sums: Entry['sums'], workers: readonly Seen[], nowMs: number): LoadFigures {
   const requestsPerS = sums.perS('requests', nowMs);
-  const [chosen, ended] = [sums.sum('chosenTokens', nowMs), sums.sum('ended', nowMs)];
-  const perAnswer = ended > 0 ? sums.sum('outputTokens', nowMs) / ended : 0;
+  const chosen = sums.sum('chosenTokens', nowMs);
   return {
     requestsPerS,
     promptTokensPerS: sums.perS('tokens', nowMs),
     hitRatio: chosen > 0 ? sums.sum('cachedTokens', nowMs) / chosen : 0,
-    outputTokensPerS: Math.max(sums.perS('outputTokens', nowMs), requestsPerS * perAnswer),
+    outputTokensPerS: Math.max(sums.perS('outputTokens', nowMs), requestsPerS * perAnswerOf(sums, workers, nowMs)),
   };
+}
+
+/** Tokens; 0: not known. One whose client left says nothing of how long answers are. */
+function perAnswerOf(sums: Entry['sums'], workers: readonly Seen[], nowMs: number): number {
+  const whole = sums.sum('whole', nowMs);
+  if (whole > 0) return sums.sum('wholeTokens', nowMs) / whole;
+  const ended = sums.sum('ended', nowMs);
+  if (ended === 0) return 0;
+  const running = workers.reduce((all, { load }) => all + load.running, 0);
+  return sums.sum('outputTokens', nowMs) / (ended + running);
 }
 
 function outputTokensPerS(workers: readonly Seen[]): number {

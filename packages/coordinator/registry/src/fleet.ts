@@ -65,6 +65,7 @@ export class Fleet {
   #problem: string | undefined;
   #nodes: Membership['nodes'] = [];
   #isListed = false;
+  #isEnding = false;
   #closed = false;
 
   constructor(options: FleetOptions) {
@@ -170,6 +171,11 @@ export class Fleet {
     return this.#of(number, 'openai').openai!.forward(path, headers, body, signal);
   }
 
+  /** This coordinator is about to close: workers that end beside it are no trouble. */
+  ending(): void {
+    this.#isEnding = true;
+  }
+
   async close(): Promise<void> {
     this.#closed = true;
     this.#listeners.clear();
@@ -227,7 +233,11 @@ export class Fleet {
 
   #add(key: string, record: WorkerRecord): void {
     const number = this.#nextNumber();
+    const isEnding = (): boolean => this.#isEnding;
     const host: MemberHost = {
+      get isEnding() {
+        return isEnding();
+      },
       changed: () => this.#changed(),
       told: () => {
         this.#forgetUsual();
@@ -236,6 +246,7 @@ export class Fleet {
       conflict: (member, facts) => this.#conflict(member, facts),
       usualPrefillTokensPerS: (member) => this.#usualPrefillTokensPerS(member),
       usualLoadBlocksPerS: (member) => this.#usualLoadBlocksPerS(member),
+      maySpare: (member) => this.#maySpare(member),
       counts: this.counts,
       startMs: this.#times.startMs,
       logger: this.#options.logger,
@@ -306,7 +317,7 @@ export class Fleet {
     return undefined;
   }
 
-  /** Who asks has not measured, and so is none of those that it is the mean of. */
+  /** Of all that have measured: who asks has not, or is slower than the mean and has not for a while. */
   #usualPrefillTokensPerS(of: Member): number {
     const model = of.facts?.model ?? '';
     let usual = this.#usualRates.get(model);
@@ -323,6 +334,15 @@ export class Fleet {
       this.#usualRates.set(model, usual);
     }
     return usual;
+  }
+
+  #maySpare({ record, facts }: Member): boolean {
+    for (const other of this.#members.values()) {
+      if (other.record.name === record.name || other.state !== 'ready' || other.isFailing) continue;
+      const { role } = other.record;
+      if (other.facts?.model === facts?.model && (role === record.role || role === 'both')) return true;
+    }
+    return false;
   }
 
   #usualLoadBlocksPerS(of: Member): readonly number[] {

@@ -3,7 +3,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { KvtierLink } from './kvtier-link.ts';
 import { type LinkHost, linkTimes } from './link.ts';
 import { event, greedy, ScriptedEngine } from './testing/index.ts';
@@ -26,6 +26,8 @@ const calm: LinkHost = {
   lost: () => {},
   refused: () => {},
   ended: () => {},
+  rests: () => {},
+  maySpare: () => false,
   usualPrefillTokensPerS: () => 1,
   usualLoadBlocksPerS: () => undefined,
 };
@@ -66,6 +68,43 @@ it.each([
     while (link.load().stepTokens === 0) await new Promise(setImmediate);
     expect(link.load().stepBegunAtMs).toBeLessThan(beforeMs);
   } finally {
+    await link.close();
+  }
+});
+
+it('a rate below the usual one drifts to that while the worker measures nothing; what it measures then counts', async () => {
+  let answered = 0;
+  const host = { ...calm, answers: () => void answered++, usualPrefillTokensPerS: () => 10_000 };
+  const link = new KvtierLink({
+    ...{ name: 'engine', address: `unix:${dir}/engine.sock`, sender: 's', media: [], tls: undefined },
+    ...{ host, times: { ...linkTimes, silentMs: 1e9 } },
+  });
+  const tell = async (prefillTokensPerS: number): Promise<number> => {
+    const before = answered;
+    const rates = { stepS: 0, stepPerRequestS: 0, prefillStepS: 0, pacingTrust: 0, freedBlocksPerS: 0 };
+    engine.load = { rates: { ...rates, loadBlocksPerS: {}, prefillTokensPerS } };
+    engine.tell();
+    const isHeard = (): boolean => answered > before && link.measuredPrefillTokensPerS === prefillTokensPerS;
+    while (!isHeard()) await new Promise(setImmediate);
+    return link.load().prefillTokensPerS;
+  };
+  vi.useFakeTimers({ toFake: ['performance'] });
+  try {
+    link.start();
+    while (answered === 0) await new Promise(setImmediate);
+    engine.alive = false;
+    expect(await tell(50)).toBe(50);
+    vi.advanceTimersByTime(5_000);
+    expect(await tell(50)).toBe(50);
+    vi.advanceTimersByTime(60_000);
+    expect(await tell(50)).toBeGreaterThan(9_000);
+    expect(await tell(51)).toBe(51);
+    vi.advanceTimersByTime(60_000);
+    expect(await tell(20_000)).toBe(20_000);
+    vi.advanceTimersByTime(60_000);
+    expect(await tell(20_000)).toBe(20_000); // faster than usual: it starves nobody
+  } finally {
+    vi.useRealTimers();
     await link.close();
   }
 });

@@ -8,6 +8,7 @@
 import { KvError } from '@kvtier/errors';
 import { Watch } from '@kvtier/runtime';
 import type { EngineLoad, GenerateEvent, GenerateRequest, TlsFiles } from '@kvtier/wire/grpc';
+import { believedRate } from './believed-rate.ts';
 import { EngineCalls, type OnEvent } from './engine-calls.ts';
 import { factsOf } from './facts.ts';
 import { type Link, type LinkHost, type LinkTimes, noLoad, Pause } from './link.ts';
@@ -40,6 +41,8 @@ export class KvtierLink implements Link {
   #told: ToldLoad | undefined;
   #blockTokens = 1;
   #toldAtMs = 0;
+  /** When its prefill rate was another one last: a worker that computes prompts measures anew with each step. */
+  #ratedAtMs = 0;
   #measuredLoads: readonly number[] = noLoad.loadBlocksPerS;
   /** When tokens came last: a step ended, and the next one began. */
   #tokensAtMs = 0;
@@ -150,7 +153,9 @@ export class KvtierLink implements Link {
     const { host } = this.#options;
     const { waiting, running, tokensAhead, blocks, loadAheadS } = this.#ledger;
     const rates = told?.rates;
-    const prefillTokensPerS = rates?.prefillTokensPerS || host.usualPrefillTokensPerS();
+    const usual = (): number => host.usualPrefillTokensPerS();
+    const oldMs = performance.now() - this.#ratedAtMs;
+    const prefillTokensPerS = believedRate(rates?.prefillTokensPerS ?? 0, usual, oldMs);
     const computedBlocksPerS = prefillTokensPerS / this.#blockTokens;
     return {
       // Below 0 only of an older worker, which does not name what has ended.
@@ -242,7 +247,9 @@ export class KvtierLink implements Link {
   #hear(told: ToldLoad, isFirst: boolean): void {
     if (isFirst) this.#tokensAtMs = 0;
     this.#ledger.hear(told, isFirst);
+    const before = this.measuredPrefillTokensPerS;
     this.#told = told;
+    if (this.measuredPrefillTokensPerS !== before) this.#ratedAtMs = performance.now();
     const { rates } = told;
     const { media } = this.#options;
     this.#measuredLoads = rates ? media.map((name) => rates.loadBlocksPerS[name] ?? 0) : noLoad.loadBlocksPerS;

@@ -15,6 +15,10 @@ export interface LinkHost {
   refused(why: string): void;
   /** A request ended. */
   ended(): void;
+  /** It answers, and is to get nothing new for a while, for this reason; undefined: that is over. */
+  rests(why: string | undefined): void;
+  /** Another worker of its model takes requests, and none of them failed of late. */
+  maySpare(): boolean;
   /** Prompt tokens a second, as the others of its model measure: for a worker that has not measured yet. Above 0. */
   usualPrefillTokensPerS(): number;
   /** Blocks a second by medium, as those of its model measure, 0: none has; undefined: it has no cache node. */
@@ -31,6 +35,8 @@ export interface Link {
   readonly measuredPrefillTokensPerS: number;
   /** The same by medium: blocks a second that it brings in. */
   readonly measuredLoadBlocksPerS: readonly number[];
+  /** The last of its requests failed. */
+  readonly isFailing?: boolean;
   /** Now, with what was sent since the worker told it. */
   load(): WorkerLoad;
   send(share: Share): Sent;

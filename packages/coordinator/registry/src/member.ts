@@ -20,6 +20,8 @@ export interface FleetCounts {
 export interface MemberHost {
   readonly logger: Logger;
   readonly counts: FleetCounts;
+  /** This coordinator ends: that workers are lost is no trouble. */
+  readonly isEnding: boolean;
   /** `LinkTimes.startMs`. */
   readonly startMs: number;
   changed(): void;
@@ -30,6 +32,7 @@ export interface MemberHost {
   usualPrefillTokensPerS(member: Member): number;
   /** Of its model, by medium; 0: none has measured it. */
   usualLoadBlocksPerS(member: Member): readonly number[];
+  maySpare(member: Member): boolean;
   /** It was dropped by discovery, and has nothing left to do. */
   left(member: Member): void;
 }
@@ -52,6 +55,9 @@ export class Member implements Worker {
   readonly #sinceMs = performance.now();
   #leaning: Leaning | undefined;
   #awaySinceMs: number | undefined = this.#sinceMs;
+  /** Why it gets nothing new though it answers. */
+  #resting: string | undefined;
+  #restingSinceMs: number | undefined;
 
   constructor(number: number, record: WorkerRecord, host: MemberHost) {
     this.number = number;
@@ -65,15 +71,17 @@ export class Member implements Worker {
 
   get state(): WorkerState {
     const drains = this.#draining || this.#leaving || this.#record.draining;
-    return this.#state === 'ready' && drains ? 'draining' : this.#state;
+    if (this.#state !== 'ready') return this.#state;
+    if (drains) return 'draining';
+    return this.#resting === undefined ? 'ready' : 'silent';
   }
 
   get why(): string | undefined {
-    return this.#why;
+    return this.#why ?? this.#resting;
   }
 
   get awaySinceMs(): number | undefined {
-    return this.#leaving || this.#record.draining ? undefined : this.#awaySinceMs;
+    return this.#leaving || this.#record.draining ? undefined : (this.#awaySinceMs ?? this.#restingSinceMs);
   }
 
   get facts(): WorkerFacts | undefined {
@@ -86,6 +94,11 @@ export class Member implements Worker {
 
   get prefillRate(): 'measured' | 'assumed' {
     return (this.#link?.measuredPrefillTokensPerS ?? 0) > 0 ? 'measured' : 'assumed';
+  }
+
+  /** The last of its requests failed. */
+  get isFailing(): boolean {
+    return this.#link?.isFailing ?? false;
   }
 
   get leaning(): Leaning | undefined {
@@ -205,9 +218,20 @@ export class Member implements Worker {
       ended: () => {
         if (this.gone) this.#host.left(this);
       },
+      rests: (why) => this.#rest(why),
+      maySpare: () => this.#host.maySpare(this),
       usualPrefillTokensPerS: () => this.#host.usualPrefillTokensPerS(this),
       usualLoadBlocksPerS: () => (this.#record.node === null ? undefined : this.#host.usualLoadBlocksPerS(this)),
     };
+  }
+
+  #rest(why: string | undefined): void {
+    if (this.#resting === why) return;
+    this.#resting = why;
+    this.#restingSinceMs = why === undefined ? undefined : (this.#restingSinceMs ?? performance.now());
+    const { name: worker, address } = this.#record;
+    if (why !== undefined) this.#host.logger.warn({ worker, address }, why);
+    this.#host.changed();
   }
 
   #to(state: WorkerState, why: string | undefined, changed = false): void {
@@ -237,7 +261,7 @@ export class Member implements Worker {
     if (why === undefined || why === this.#logged || isStarting) return;
     this.#logged = why;
     const { name: worker, address } = this.#record;
-    this.#host.logger.warn({ worker, address, state }, why);
+    this.#host.logger[this.#host.isEnding ? 'info' : 'warn']({ worker, address, state }, why);
   }
 }
 

@@ -371,12 +371,18 @@ it('ours are counted as of now, the others’ as of the last scrape, each once',
 it('its rates are those between two scrapes', async () => {
   join();
   await until('ready');
-  pod.extra = `vllm:request_prefill_kv_computed_tokens_sum 8000
-vllm:request_prefill_time_seconds_sum 2
-vllm:inter_token_latency_seconds_sum 1
-vllm:inter_token_latency_seconds_count 50
+  for (let told = 1; told <= 3; told++) {
+    pod.extra = `vllm:request_prefill_kv_computed_tokens_sum ${8_000 * told}
+vllm:request_prefill_time_seconds_sum ${2 * told}
+vllm:inter_token_latency_seconds_sum ${told}
+vllm:inter_token_latency_seconds_count ${50 * told}
 `;
-  await vi.waitFor(() => expect(worker().load).toMatchObject({ prefillTokensPerS: 4_000, stepS: 0.02 }), patience);
+    await scraped();
+  }
+  await vi.waitFor(
+    () => expect(worker().load).toMatchObject({ prefillTokensPerS: 4_000, stepS: expect.closeTo(0.02) }),
+    patience,
+  );
   // Nobody else is asked.
   const looks = vi.spyOn(Member.prototype, 'measuredPrefillTokensPerS', 'get');
   expect([worker().load.prefillTokensPerS, looks.mock.calls.length]).toEqual([4_000, 0]);

@@ -5,6 +5,9 @@
  * A scrape that fails makes it silent: it gets nothing new. One that is late does when nothing of any answer comes either; while answers come, its
  * metrics may be late for a while, as the load that they tell of is known but for what others have there. Answers under way go on
  * (pod-requests.ts: how long).
+ *
+ * A request that fails there makes it doubted: before its metrics count again it is asked whether it is well, and is silent when it is not. When
+ * requests fail though it says that it is well, it rests (request-failures.ts).
  */
 import { KvError } from '@kvtier/errors';
 import { type Link, type LinkHost, type LinkTimes, noLoad, Pause } from './link.ts';
@@ -13,6 +16,7 @@ import { cacheOf, epochOf, PodAsks } from './pod-asks.ts';
 import type { PodAddress } from './pod-connection.ts';
 import { PodLoad } from './pod-load.ts';
 import { type Forwarded, PodRequests } from './pod-requests.ts';
+import { RequestFailures } from './request-failures.ts';
 import type { Share } from './sent-ledger.ts';
 import type { Sent, WorkerFacts, WorkerLoad } from './worker.ts';
 
@@ -28,6 +32,9 @@ export class OpenaiLink implements Link {
   readonly #asks: PodAsks;
   readonly #pod = new PodLoad();
   readonly #pause = new Pause();
+  readonly #failures = new RequestFailures();
+  /** A request has failed since it said that it was well. */
+  #isDoubted = false;
   #totalBlocks = 0;
   #blockTokens = 0;
   #run: Promise<void> | undefined;
@@ -35,7 +42,12 @@ export class OpenaiLink implements Link {
   constructor(options: OpenaiLinkOptions) {
     this.#options = options;
     const { times, host } = options;
-    this.#requests = new PodRequests(options, times.askMs, () => host.ended());
+    this.#requests = new PodRequests(
+      options,
+      times.askMs,
+      () => host.ended(),
+      (failure) => this.#came(failure),
+    );
     this.#asks = new PodAsks(options, times.askMs);
   }
 
@@ -62,10 +74,13 @@ export class OpenaiLink implements Link {
     return noLoad.loadBlocksPerS;
   }
 
+  get isFailing(): boolean {
+    return this.#failures.inRow > 0;
+  }
+
   load(): WorkerLoad {
     const { host } = this.#options;
-    const prefillTokensPerS = this.#pod.prefillTokensPerS || host.usualPrefillTokensPerS();
-    const load = this.#pod.load(this.#totalBlocks, prefillTokensPerS);
+    const load = this.#pod.load(this.#totalBlocks, () => host.usualPrefillTokensPerS());
     const usual = this.#blockTokens > 0 ? host.usualLoadBlocksPerS() : undefined;
     if (usual === undefined) return load;
     const computedBlocksPerS = load.prefillTokensPerS / this.#blockTokens;
@@ -87,7 +102,31 @@ export class OpenaiLink implements Link {
     body: Uint8Array | string,
     signal: AbortSignal,
   ): Promise<Forwarded> {
+    const restMs = this.#failures.sent(performance.now(), () => this.#options.host.maySpare());
+    if (restMs > 0) this.#rest('others wait for what becomes of the next one');
     return this.#requests.forward(path, headers, body, signal);
+  }
+
+  /** What a request says of the pod: it has answered, or this failed. */
+  #came(failure: string | undefined): void {
+    const { host } = this.#options;
+    if (failure === undefined) {
+      this.#isWell();
+      return;
+    }
+    this.#isDoubted = true;
+    const restMs = this.#failures.failed(performance.now(), () => host.maySpare());
+    if (restMs > 0) this.#rest(`the last with "${failure}", and it gets nothing new for ${restMs / 1_000} s`);
+  }
+
+  #rest(what: string): void {
+    const { name, host } = this.#options;
+    host.rests(`worker ${name}: ${this.#failures.inRow} requests in a row failed there, ${what}; see its log`);
+  }
+
+  #isWell(): void {
+    this.#failures.succeeded();
+    this.#options.host.rests(undefined);
   }
 
   async #watch(): Promise<void> {
@@ -102,7 +141,12 @@ export class OpenaiLink implements Link {
       try {
         let facts = await this.#asks.describe();
         this.#described(facts);
+        this.#isDoubted = false;
+        this.#isWell();
         for (;;) {
+          const isDoubted = this.#isDoubted;
+          this.#isDoubted = false;
+          if (isDoubted) await this.#asks.health(patience);
           const begunAtMs = performance.now();
           const openThen = this.#pod.open;
           const scrape = await this.#asks.scrape(patience);
@@ -117,6 +161,7 @@ export class OpenaiLink implements Link {
           this.#pod.scraped(scrape, begunAtMs, openThen, goodAtMs);
           pauseMs = times.firstPauseMs;
           host.answers(scrape.asleep);
+          this.#mayServe(goodAtMs);
           await this.#pause.wait(times.scrapeMs);
           if (this.#pause.stopped) return;
         }
@@ -133,6 +178,14 @@ export class OpenaiLink implements Link {
       await this.#pause.wait(refused ? times.refusedPauseMs : pauseMs);
       if (!refused) pauseMs = Math.min(times.pauseMs, pauseMs * 2);
     }
+  }
+
+  /** Its rest ends with its time, and sooner when nobody else serves in its place. */
+  #mayServe(nowMs: number): void {
+    const { host } = this.#options;
+    if (this.#failures.isResting(nowMs) && host.maySpare()) return;
+    this.#failures.woken();
+    host.rests(undefined);
   }
 
   /** @throws KvError CONFIG: it cannot be of this cluster */

@@ -34,7 +34,7 @@ function compute(
     sent.ended();
   }
 }
-const rate = (): number => pod.load(0, 2_000).prefillTokensPerS;
+const rate = (): number => pod.load(0, () => 2_000).prefillTokensPerS;
 
 describe('the rate of a pod that does not measure it', () => {
   it('is what is usual, until its own requests have shown it; then it follows them', () => {
@@ -76,8 +76,7 @@ describe('the rate of a pod that does not measure it', () => {
 
   it('is not what the pod measures itself', () => {
     compute(5, 8_000);
-    told(0, { prefillTokens: 0, prefillS: 0 });
-    told(0, { prefillTokens: 5_000, prefillS: 1 });
+    for (let i = 0; i < 4; i++) told(0, { prefillTokens: 5_000 * i, prefillS: i });
     expect(rate()).toBe(5_000);
   });
 

@@ -1,9 +1,10 @@
 /**
- * How fast a pod computes prompts, from requests that had it for themselves: uncached tokens ÷ the time from being sent to the first token.
+ * How fast a pod computes prompts, from what its metrics say between two scrapes, or from requests that had it for themselves: uncached
+ * tokens ÷ the time from being sent to the first token.
  *
  * Each says too much or too little for reasons of its own: the index did not know that a part was cached, or believed in what was evicted;
- * somebody else came; the pod compiled something. So the median of the last ones counts, once there are a few; short prompts, which are
- * mostly the way there and back, and what no machine does, are left out.
+ * somebody else came; the pod compiled something, or stood still. So the median of the last ones counts, once there are a few; short
+ * prompts, which are mostly the way there and back or a step's own time, and what no machine does, are left out.
  */
 export class OwnRate {
   /** Of the last requests; a ring. */
@@ -16,14 +17,16 @@ export class OwnRate {
     return this.#median;
   }
 
-  took(tokens: number, seconds: number): void {
+  /** `prompts`: of how many the tokens are. Returns whether it counts. */
+  took(tokens: number, seconds: number, prompts = 1): boolean {
     const rate = tokens / seconds;
-    if (!(tokens >= leastTokens && rate >= leastRate && rate <= mostRate)) return;
+    if (!(tokens >= leastTokens * prompts && rate >= leastRate && rate <= mostRate)) return false;
     this.#rates[this.#at] = rate;
     this.#at = (this.#at + 1) % kept;
-    if (this.#rates.length < needed) return;
+    if (this.#rates.length < needed) return true;
     const sorted = this.#rates.toSorted((a, b) => a - b);
     this.#median = (sorted[(sorted.length - 1) >>> 1]! + sorted[sorted.length >>> 1]!) / 2;
+    return true;
   }
 }
 

@@ -57,7 +57,7 @@ export class PodAsks {
   /** @throws KvError DISCONNECTED; PROTOCOL: it is no server of OpenAI's API */
   async describe(): Promise<WorkerFacts> {
     const { name, origin } = this.#pod;
-    await this.#ask('/health', mostModelsBytes);
+    await this.health();
     let models: unknown;
     const text = await this.#ask('/v1/models', mostModelsBytes);
     try {
@@ -89,7 +89,12 @@ export class PodAsks {
     };
   }
 
-  /** `patience`: how late the answer may be; default: as any other. */
+  /** `patience`: how late the answer may be; default: as any other. @throws KvError DISCONNECTED: it is not well, or does not say */
+  async health(patience?: Patience): Promise<void> {
+    await this.#ask('/health', mostModelsBytes, patience);
+  }
+
+  /** `patience`: as of `health`. */
   async scrape(patience?: Patience): Promise<Scrape> {
     return await scrapeOf(this.#pod.name, await this.#ask('/metrics', mostMetricsBytes, patience));
   }

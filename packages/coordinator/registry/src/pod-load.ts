@@ -8,9 +8,11 @@
  * Our requests are therefore counted once, whether the pod has seen them or not; when nobody has any, the load is 0.
  *
  * How fast it computes prompts is what its metrics measure (vLLM); of a pod that does not, what our own requests took that had it for
- * themselves (`own-rate.ts`).
+ * themselves; of both the median (`own-rate.ts`), for as long as it is believed (`believed-rate.ts`). Another life of its process
+ * measures anew.
  */
 
+import { believedRate } from './believed-rate.ts';
 import { noLoad } from './link.ts';
 import { OwnRate } from './own-rate.ts';
 import type { Scrape } from './scrape.ts';
@@ -32,7 +34,7 @@ interface Own {
 /** What a scrape says of others stands for so long. */
 const maxScrapeAgeMs = 1_000;
 
-/** Of a rate's measurement: what is older counts half after so many scrapes with something new. */
+/** Of a step's time: so much of what is older is kept at each scrape with something new. */
 const keep = 0.8;
 
 export class PodLoad {
@@ -44,9 +46,10 @@ export class PodLoad {
   #others = { waiting: 0, running: 0 };
   #last: Scrape | undefined;
   #toldAtMs = 0;
-  #prefill = { tokens: 0, seconds: 0 };
   #interval = { count: 0, seconds: 0 };
-  readonly #ownRate = new OwnRate();
+  #measuredRate = new OwnRate();
+  #ownRate = new OwnRate();
+  #ratedAtMs = 0;
   readonly #now: () => number;
 
   constructor(now: () => number = () => performance.now()) {
@@ -60,8 +63,7 @@ export class PodLoad {
 
   /** 0: not yet. */
   get prefillTokensPerS(): number {
-    const { tokens, seconds } = this.#prefill;
-    return seconds > 0 ? tokens / seconds : this.#ownRate.tokensPerS;
+    return this.#measuredRate.tokensPerS || this.#ownRate.tokensPerS;
   }
 
   send(share: Share, atMs: number, onEnd: () => void): Sent {
@@ -80,7 +82,9 @@ export class PodLoad {
     return {
       firstToken: (isTimed = false) => {
         if (own.ended || !own.waiting) return;
-        if (isTimed && own.isAlone) this.#ownRate.took(share.tokensAhead, (this.#now() - atMs) / 1_000);
+        const nowMs = this.#now();
+        const isRated = isTimed && own.isAlone && this.#ownRate.took(share.tokensAhead, (nowMs - atMs) / 1_000);
+        if (isRated) this.#ratedAtMs = nowMs;
         begun();
         this.#running++;
       },
@@ -105,19 +109,34 @@ export class PodLoad {
     if (others > 0) this.#disturb();
     if (scrape.waiting === 0) for (const own of this.#own) own.admitted ||= own.atMs < begunAtMs;
     const last = this.#last;
-    if (last && last.startedAt === scrape.startedAt) {
-      add(this.#prefill, 'tokens', scrape.prefillTokens - last.prefillTokens, scrape.prefillS - last.prefillS);
-      add(this.#interval, 'count', scrape.intervals - last.intervals, scrape.intervalS - last.intervalS);
-    }
+    if (last !== undefined && last.startedAt === scrape.startedAt) this.#measure(last, scrape, nowMs);
+    else if (last !== undefined) this.#forget();
     this.#last = scrape;
     this.#toldAtMs = nowMs;
+  }
+
+  #measure(last: Scrape, scrape: Scrape, nowMs: number): void {
+    const prompts = Math.max(scrape.prefills - last.prefills, 1); // one, where it does not count them
+    const seconds = scrape.prefillS - last.prefillS;
+    if (this.#measuredRate.took(scrape.prefillTokens - last.prefillTokens, seconds, prompts)) this.#ratedAtMs = nowMs;
+    const [count, intervalS] = [scrape.intervals - last.intervals, scrape.intervalS - last.intervalS];
+    if (!(count > 0 && intervalS > 0)) return; // nothing of a counter that went back
+    const { count: before, seconds: beforeS } = this.#interval;
+    this.#interval = { count: before * keep + count, seconds: beforeS * keep + intervalS };
+  }
+
+  /** It was started anew, maybe with other settings. */
+  #forget(): void {
+    this.#measuredRate = new OwnRate();
+    this.#ownRate = new OwnRate();
+    this.#interval = { count: 0, seconds: 0 };
   }
 
   #disturb(): void {
     for (const own of this.#own) own.isAlone = false;
   }
 
-  load(totalBlocks: number, usualPrefillTokensPerS: number): WorkerLoad {
+  load(totalBlocks: number, usualPrefillTokensPerS: () => number): WorkerLoad {
     let waitingBlocks = 0;
     for (const own of this.#own) if (own.waiting && !own.admitted) waitingBlocks += own.share.blocks;
     const { waiting, running } = this.#others;
@@ -129,16 +148,9 @@ export class PodLoad {
       tokensAhead: Math.round(this.#tokensAhead + waiting * this.#usualTokens),
       usedBlocks: Math.round((this.#last?.usedShare ?? 0) * totalBlocks),
       waitingBlocks,
-      prefillTokensPerS: this.prefillTokensPerS || usualPrefillTokensPerS,
+      prefillTokensPerS: believedRate(this.prefillTokensPerS, usualPrefillTokensPerS, this.#now() - this.#ratedAtMs),
       stepS: count > 0 ? seconds / count : 0,
       toldAtMs: this.#toldAtMs,
     };
   }
-}
-
-/** Nothing of a counter that went back. */
-function add<K extends string>(to: Record<K | 'seconds', number>, what: K, amount: number, seconds: number): void {
-  if (!(amount > 0 && seconds > 0)) return;
-  to[what] = to[what] * keep + amount;
-  to.seconds = to.seconds * keep + seconds;
 }

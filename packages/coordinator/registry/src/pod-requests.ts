@@ -41,6 +41,8 @@ const hop = new Set(
 
 interface Running {
   answered: boolean;
+  /** Nobody reads its answer any more. */
+  left: boolean;
   readonly cut: AbortController;
 }
 
@@ -49,12 +51,22 @@ export class PodRequests {
   readonly #pool: Pool;
   readonly #running = new Set<Running>();
   readonly #onEnd: () => void;
+  readonly #onOutcome: (failure: string | undefined) => void;
   #heardAtMs = Number.NEGATIVE_INFINITY;
 
-  /** `onEnd`: of a request, whatever became of it. */
-  constructor(pod: PodAddress, connectMs: number, onEnd: () => void) {
+  /**
+   * `onEnd`: of a request, whatever became of it. `onOutcome`: what that says of the pod: it has answered (undefined), or has failed, and how.
+   * A refusal (4xx) says nothing, nor does a request that somebody here ended.
+   */
+  constructor(
+    pod: PodAddress,
+    connectMs: number,
+    onEnd: () => void,
+    onOutcome: (failure: string | undefined) => void = () => {},
+  ) {
     this.#pod = pod;
     this.#onEnd = onEnd;
+    this.#onOutcome = onOutcome;
     this.#pool = new Pool(pod.origin.origin, {
       connections: maxConnections,
       pipelining: 1,
@@ -95,7 +107,7 @@ export class PodRequests {
         retry: true,
       });
     }
-    const running: Running = { answered: false, cut: new AbortController() };
+    const running: Running = { answered: false, left: false, cut: new AbortController() };
     const cancel = (): void => running.cut.abort(signal.reason);
     signal.addEventListener('abort', cancel, { once: true });
     this.#running.add(running);
@@ -113,6 +125,8 @@ export class PodRequests {
       });
       running.answered = true;
       this.heard();
+      if (answer.statusCode >= 500) this.#onOutcome(`${path} answers ${answer.statusCode}`);
+      else if (answer.statusCode < 300) this.#onOutcome(undefined);
       const kept = passedOn(answer.headers) as IncomingHttpHeaders;
       return { status: answer.statusCode, headers: kept, body: this.#parts(answer.body, running, ended) };
     } catch (error) {
@@ -126,6 +140,7 @@ export class PodRequests {
     body.on('error', () => {}); // of one that is left before it was read
     const failure = (error: unknown): unknown => this.#failure(error, running);
     const end = (): void => {
+      running.left = true;
       body.destroy();
       ended();
     };
@@ -170,7 +185,7 @@ export class PodRequests {
   }
 
   /** Whoever cut it says why. */
-  #failure(error: unknown, { cut }: Running): unknown {
+  #failure(error: unknown, { cut, left }: Running): unknown {
     if (cut.signal.aborted) return cut.signal.reason;
     const { code = '' } = error as { readonly code?: string };
     // A whole answer that takes so long would take another pod as long.
@@ -178,7 +193,9 @@ export class PodRequests {
       const said = `worker ${this.#pod.name}: said nothing of an answer for ${silenceMs / 1_000} s`;
       return new KvError('DEADLINE', `${said}; ask for a stream, or for fewer tokens`);
     }
-    return gone(this.#pod, (error as Error).message);
+    const { message } = error as Error;
+    if (!left) this.#onOutcome(message);
+    return gone(this.#pod, message);
   }
 }
 

@@ -19,6 +19,7 @@ vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100",prefix_ca
 vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="50"} 1.0
 vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0
 vllm:request_prefill_kv_computed_tokens_sum{engine="0"} 1000.0
+vllm:request_prefill_kv_computed_tokens_count{engine="0"} 4.0
 vllm:request_prefill_time_seconds_sum{engine="0"} 0.5
 vllm:inter_token_latency_seconds_sum{engine="0"} 3
 vllm:inter_token_latency_seconds_count{engine="0"} 300
@@ -32,6 +33,7 @@ process_start_time_seconds 1.7e9`;
       hashAlgorithm: 'sha256',
       asleep: true,
       startedAt: '1700000000',
+      prefills: 4,
       prefillTokens: 1_000,
       prefillS: 0.5,
       intervals: 300,

@@ -20,7 +20,8 @@ export interface Scrape {
   readonly asleep: boolean;
   /** Seconds since 1970 at the start of its process; '': it does not say. */
   readonly startedAt: string;
-  /** Since that start, of requests that have ended: prompt tokens computed, seconds of that, tokens of answers and seconds between them. */
+  /** Since that start, of requests that have ended: how many, prompt tokens computed, seconds of that, tokens of answers, seconds between them. */
+  readonly prefills: number;
   readonly prefillTokens: number;
   readonly prefillS: number;
   readonly intervals: number;
@@ -38,6 +39,7 @@ const names = {
   pages: ['sglang:num_pages'],
   sleep: ['vllm:engine_sleep_state'],
   startedAt: ['process_start_time_seconds'],
+  prefills: ['vllm:request_prefill_kv_computed_tokens_count'],
   prefillTokens: ['vllm:request_prefill_kv_computed_tokens_sum'],
   prefillS: ['vllm:request_prefill_time_seconds_sum'],
   intervals: [
@@ -100,6 +102,7 @@ export async function scrapeOf(worker: string, text: string): Promise<Scrape> {
     hashAlgorithm: hashAlgorithm.slice(0, 64),
     asleep,
     startedAt: started === undefined ? '' : String(started),
+    prefills: sum('prefills', Number.MAX_SAFE_INTEGER),
     prefillTokens: sum('prefillTokens', Number.MAX_SAFE_INTEGER),
     prefillS: sum('prefillS', Number.MAX_SAFE_INTEGER),
     intervals: sum('intervals', Number.MAX_SAFE_INTEGER),

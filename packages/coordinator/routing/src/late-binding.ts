@@ -169,9 +169,10 @@ export class LateBinding<T> {
     if (this.#held.length === 0) this.#cutAtMs = undefined;
   }
 
-  /** What was given has ended: its worker does not use its prompt any more. */
-  ended(item: T): void {
+  /** What was given has ended: its worker does not use its prompt any more, and never will hold it where it was not computed. */
+  ended(item: T, isComputed = true): void {
     this.#inUse.ended(item);
+    if (!isComputed) this.#underWay.ended(item);
   }
 
   /** This number stands for another worker from now on, or for one that does not go on with what it had, or for none. */
@@ -299,7 +300,7 @@ export class LateBinding<T> {
     this.#inUse.given(item, request.keys, worker);
     this.#order.given(look.heldShare(held, worker));
     if (2 * held.known[worker]!.match.blocks < request.keys.length) {
-      this.#underWay.given(request.keys, worker, nowMs, seconds * 1000, lastStepS * 1000);
+      this.#underWay.given(item, request.keys, worker, nowMs, seconds * 1000, lastStepS * 1000);
     }
     this.#workers = workers.length;
     const loads = workers.map((number) => look.loads[number]!);

@@ -17,6 +17,8 @@ const patience = 2;
 const graceMs = 1_000;
 
 interface Prompt {
+  /** Who wants it. */
+  readonly item: unknown;
   readonly keys: Keys;
   readonly worker: number;
   /** From when on its last step runs: who comes then finds it computed. */
@@ -31,22 +33,32 @@ export class UnderWay {
   readonly #came: Prompt[] = [];
 
   /** It goes to this worker, and is computed there within `takesMs`; its last step takes `lastStepMs` of them. */
-  given(keys: Keys, worker: number, nowMs: number, takesMs: number, lastStepMs: number): void {
+  given(item: unknown, keys: Keys, worker: number, nowMs: number, takesMs: number, lastStepMs: number): void {
     if (keys.length === 0) return;
     while (this.#came.length > 0 && (this.#came.length >= maxPrompts || this.#came[0]!.untilMs <= nowMs)) {
       const gone = this.#came.shift()!;
       this.#sorted.splice(this.#sorted.indexOf(gone), 1);
     }
     const untilMs = nowMs + graceMs + patience * takesMs;
-    const prompt = { keys, worker, lastStepMs: nowMs + takesMs - lastStepMs, untilMs };
+    const prompt = { item, keys, worker, lastStepMs: nowMs + takesMs - lastStepMs, untilMs };
     this.#came.push(prompt);
     this.#sorted.splice(placeOf(this.#sorted, keys), 0, prompt);
   }
 
+  /** Who wanted it has ended before it was computed: nobody computes it any more. */
+  ended(item: unknown): void {
+    this.#forget((prompt) => prompt.item === item);
+  }
+
   /** This number stands for another worker from now on, or for none. */
   left(worker: number): void {
+    this.#forget((prompt) => prompt.worker === worker);
+  }
+
+  #forget(isOver: (prompt: Prompt) => boolean): void {
+    if (!this.#came.some(isOver)) return;
     for (const prompts of [this.#sorted, this.#came]) {
-      const stay = prompts.filter((prompt) => prompt.worker !== worker);
+      const stay = prompts.filter((prompt) => !isOver(prompt));
       prompts.splice(0, prompts.length, ...stay);
     }
   }

@@ -34,6 +34,20 @@ it('a start whose lock file has no place leaves no arena', () => {
   expect(readdirSync(folders[0]!)).toEqual([expect.stringMatching(/\.lock$/)]);
 });
 
+it('a start that finds no room names the arenas that no node holds', () => {
+  const dead = join(folders[0]!, 'kvtier-0123abcd-89ef4567');
+  writeFileSync(dead, Buffer.alloc(8192));
+  expect(() => createArenaFile(folders[0]!, folders[1]!, 2 ** 46)).toThrow(
+    expect.objectContaining({
+      code: 'CAPACITY',
+      message: expect.stringMatching(
+        new RegExp(`make the arena smaller; 8192 bytes there are arenas that no node holds: remove ${dead}\\*$`),
+      ),
+    }),
+  );
+  expect(readdirSync(folders[0]!)).toEqual(['kvtier-0123abcd-89ef4567']);
+});
+
 it('knows whether its path still leads to it, and closes all the same', () => {
   const file = create();
   expect(file.isThere()).toBe(true);

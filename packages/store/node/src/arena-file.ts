@@ -11,21 +11,20 @@ import {
   existsSync,
   ftruncateSync,
   openSync,
-  readFileSync,
   rmSync,
   statfsSync,
   statSync,
   writeSync,
 } from 'node:fs';
-import { readFile } from 'node:fs/promises';
 import { availableParallelism } from 'node:os';
 import path from 'node:path';
 import { isMainThread } from 'node:worker_threads';
 import { type ArenaHandle, type MappingHandle, native, type PulseHandle } from '@kvtier/data-plane';
 import { emptyHeldTable, heldTableHeaderBytes, pulsePlace } from '@kvtier/data-plane/held-table';
-import { arenaPrefix, lockFileOf, removeStaleArenas } from '@kvtier/data-plane/places';
+import { arenaPrefix, lockFileOf, removeStaleArenas, unheldArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
 import type { HeldTable } from '@kvtier/placement';
+import { type ArenaPages, PageWatch, smallPageBytes } from './page-watch.ts';
 
 export interface ArenaFile {
   readonly path: string;
@@ -33,7 +32,7 @@ export interface ArenaFile {
   readonly bytes: number;
   /** false: its folder is on a disk, and the kernel writes what changes in the arena there. */
   readonly isInMemory: boolean;
-  /** How its memory is mapped, as the kernel said a minute ago at most. Never waits: a large arena takes it a while. */
+  /** How its memory is mapped, as the kernel said a minute ago at most, or at the start where much of it lies in small pages. Never waits. */
   pages(): ArenaPages;
   readonly handle: ArenaHandle;
   readonly id: bigint;
@@ -47,49 +46,8 @@ export interface ArenaFile {
   close(): void;
 }
 
-export interface ArenaPages {
-  /** Of the file system: 4096, or more on hugetlbfs. */
-  readonly pageBytes: number;
-  /** Bytes that lie in huge pages: all on hugetlbfs; else transparent ones, as many as the kernel had to give. */
-  readonly hugeBytes: number;
-}
-
 /** As statfs(2) tells file systems in memory. */
 const [tmpfsMagic, ramfsMagic, hugetlbfsMagic] = [0x01021994, 0x858458f6, 0x958458f6];
-const smallPageBytes = 4096;
-
-const lookAgainMs = 60_000;
-
-/** Follows what the kernel gives a mapping: it merges pages into huge ones, and splits them, at any time. */
-class PageWatch {
-  readonly #file: string;
-  readonly #pageBytes: number;
-  readonly #bytes: number;
-  #transparentBytes: number;
-  #lookedAtMs = performance.now();
-
-  constructor(file: string, bytes: number, pageBytes: number) {
-    this.#file = file;
-    this.#bytes = bytes;
-    this.#pageBytes = pageBytes;
-    this.#transparentBytes = transparentBytes(readMaps(), file);
-  }
-
-  pages(): ArenaPages {
-    const nowMs = performance.now();
-    if (nowMs - this.#lookedAtMs > lookAgainMs) {
-      this.#lookedAtMs = nowMs;
-      void readFile(mapsFile, 'utf8').then(
-        (maps) => {
-          this.#transparentBytes = transparentBytes(maps, this.#file);
-        },
-        () => {}, // what was known stays
-      );
-    }
-    const isHuge = this.#pageBytes > smallPageBytes;
-    return { pageBytes: this.#pageBytes, hugeBytes: isHuge ? this.#bytes : this.#transparentBytes };
-  }
-}
 
 /** One bucket for so many bytes of the arena, within bounds: blocks are larger, so that few of the arena's share one. */
 const arenaBytesPerBucket = 4096;
@@ -120,24 +78,6 @@ function makeHeldTable(fd: number, arenaBytes: number): (HeldTable & { close(): 
       native.unmapShared(mapping);
     },
   };
-}
-
-const mapsFile = '/proc/self/smaps';
-
-/** '' where the kernel does not say. */
-function readMaps(): string {
-  try {
-    return readFileSync(mapsFile, 'utf8');
-  } catch {
-    return '';
-  }
-}
-
-/** Of the mapping of `file`; 0 when it is not told. */
-function transparentBytes(maps: string, file: string): number {
-  const begin = maps.indexOf(`${file}\n`); // its lock file is mapped, too
-  const own = begin < 0 ? undefined : /^ShmemPmdMapped: +(\d+) kB$/m.exec(maps.slice(begin));
-  return Number(own?.[1] ?? 0) * 1024;
 }
 
 /** KvError CONFIG, SETUP or IO when `dir` is not there, not writable or has no room for `wantedBytes`. */
@@ -193,6 +133,8 @@ export function createArenaFile(
       throw error;
     }
   } catch (error) {
-    throw KvError.from(error, 'SETUP');
+    const failure = KvError.from(error, 'SETUP');
+    if (failure.code !== 'CAPACITY') throw failure;
+    throw new KvError('CAPACITY', failure.message + unheldArenas(dataDir, dir), { cause: error });
   }
 }

@@ -11,7 +11,7 @@ import {
   readPeerCredentials,
   type ServerTlsConfig,
 } from '@kvtier/config';
-import { ownArenaBytes } from '@kvtier/data-plane/places';
+import { ownArenaBytes, unheldArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
 import { failpointFromEnv } from '@kvtier/placement';
 import { checkSocketPath } from '@kvtier/session';
@@ -68,6 +68,6 @@ function checkArena({ dir, bytes }: CacheNodeConfig['arena'], dataDir: string): 
   const { bavail, bsize } = statfsSync(dir);
   const freeBytes = bavail * bsize + ownArenaBytes(dataDir, dir);
   if (bytes <= freeBytes) return;
-  const remedy = 'enlarge the file system (docker: --shm-size) or make the arena smaller';
+  const remedy = `enlarge the file system (docker: --shm-size) or make the arena smaller${unheldArenas(dataDir, dir)}`;
   throw new KvError('CAPACITY', `arena.bytes: ${bytes} bytes do not fit ${dir} (${freeBytes} free); ${remedy}`);
 }

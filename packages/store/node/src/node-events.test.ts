@@ -21,7 +21,7 @@ it('blocks that a tier says one by one are one batch for who reads them', async 
       const hashes = [String.fromCharCode(at).repeat(32)] as unknown as TierChange['hashes'];
       say({ kind: 'stored', namespace, hashes });
     }
-    await vi.waitUntil(() => events.stats().publishedBatches !== 0);
+    await vi.waitUntil(() => events.stats().publishedBatches !== 0, { timeout: 20_000 });
     expect(events.stats().publishedBatches).toBe(1);
   } finally {
     await events.close();

@@ -210,7 +210,7 @@ it('answers probes from before its tiers are open until all of it is closed', as
     await store.close();
   });
   const closed = node.close();
-  await vi.waitUntil(() => hang.mock.calls.length > 0);
+  await vi.waitUntil(() => hang.mock.calls.length > 0, { timeout: 20_000 });
   expect(await ready()).toEqual([503, { status: 'unavailable', why: 'draining: the node ends' }]);
   expect((await fetch(`${node.operationsUrl}/health/live`)).status).toBe(200);
   expect(await (await fetch(`${node.operationsUrl}/metrics`)).text()).toContain('kvtier_tier_blocks{tier="arena"} 0');

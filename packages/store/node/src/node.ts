@@ -58,6 +58,8 @@ export interface CacheNodeOptions {
    * the node is open. `close`: the node's own.
    */
   readonly onArenaGone?: ((close: () => Promise<void>) => void) | undefined;
+  /** `StoreLimits.closeDrainMs`, where the process has not all the time of an end by itself. */
+  readonly closeDrainMs?: number | undefined;
   /** What the process counts, for `Stats`. */
   readonly gauges?: () => Readonly<Record<string, number>>;
 }
@@ -157,6 +159,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       clock,
       runningUs: () => watch.nowMs() * 1000,
       log,
+      limits: options.closeDrainMs === undefined ? {} : { closeDrainMs: options.closeDrainMs },
       failpoint,
       held: arenaFile.held ?? undefined,
     });

@@ -246,7 +246,7 @@ describe('whoever asks badly', () => {
           ({ ok }) => ok,
           () => false,
         );
-      await vi.waitUntil(isWell, { timeout: 5_000, interval: 5 });
+      await vi.waitUntil(isWell, { timeout: 20_000, interval: 5 });
     }
   }, 60_000);
 

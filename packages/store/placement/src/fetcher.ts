@@ -5,7 +5,8 @@
  *                                                     └── failed: the next tier that holds the block ◀──┘     └──▶ waiting clients
  *
  * Invariants: one read per block, however many wait for it (single flight); what is in flight is bounded per tier (see
- * tier-gate.ts); clients take turns, one batch each, so that a long one cannot starve a short one; a slot is published or freed
+ * tier-gate.ts); clients take turns, one batch each, so that a long one cannot starve a short one, and none takes a turn of the event
+ * loop for what needs no read; a slot is published or freed
  * exactly once, whether anyone still waits or not, and never while a tier may still write to it. Clients are told in the same turn in which a block is published, so that
  * they can pin it before anything can evict it.
  */
@@ -50,6 +51,9 @@ const failures: Record<Exclude<ReadStatus, 'ready'>, FetchFailure> = {
   failed: 'tier',
 };
 
+/** Blocks of one turn that need no read of their own, and are passed over; some milliseconds. */
+const maxPassedOver = 1_024;
+
 export class Fetcher {
   readonly #options: FetcherOptions;
   readonly #rings: Record<ReadPriority, FetchClient[]> = { demand: [], prefetch: [] };
@@ -59,6 +63,9 @@ export class Fetcher {
   /** Slots of reads that a tier broke off; each cancels the timer that gives it back. */
   readonly #abandoned = new Set<() => void>();
   #pumping = false;
+  #passedOver = 0;
+  /** A turn had no time to pass over more. */
+  #cancelNextTurn: (() => void) | undefined;
 
   constructor(options: FetcherOptions) {
     this.#options = options;
@@ -72,6 +79,8 @@ export class Fetcher {
   close(): void {
     for (const cancel of this.#abandoned) cancel();
     this.#abandoned.clear();
+    this.#cancelNextTurn?.();
+    this.#cancelNextTurn = undefined;
   }
 
   /** Serve this client until its `next` returns nothing. */
@@ -83,16 +92,28 @@ export class Fetcher {
   /** Start what may be started now. */
   pump(): void {
     if (this.#pumping) return; // a client's callback came back here: the loop below goes on anyway
+    if (this.#cancelNextTurn !== undefined) return;
     this.#pumping = true;
+    this.#passedOver = 0;
     this.#serveRing(this.#rings.demand);
     this.#serveRing(this.#rings.prefetch);
     this.#pumping = false;
+    if (this.#isTurnOver) {
+      this.#cancelNextTurn = this.#options.clock.after(0, () => {
+        this.#cancelNextTurn = undefined;
+        this.pump();
+      });
+    }
     this.#options.onIdle();
+  }
+
+  get #isTurnOver(): boolean {
+    return this.#passedOver >= maxPassedOver;
   }
 
   #serveRing(ring: FetchClient[]): void {
     let blocked = 0; // at the end of the ring
-    while (ring.length > blocked) {
+    while (ring.length > blocked && !this.#isTurnOver) {
       const client = ring.shift()!;
       const outcome = this.#serve(client);
       if (outcome === 'done') continue;
@@ -110,14 +131,20 @@ export class Fetcher {
     let outcome: 'done' | 'blocked' | 'started' = 'done';
     let bytes = 0;
     for (let request = client.next(); request !== undefined; request = client.next()) {
+      if (this.#isTurnOver) {
+        outcome = 'started';
+        break;
+      }
       const { index, hash } = request;
       if (this.#isInArena(state, hash)) {
+        this.#passedOver++;
         client.advance();
         client.arrived(index, arena.name); // another client has brought it meanwhile
         continue;
       }
       const shared = fetching.get(hash);
       if (shared !== undefined) {
+        this.#passedOver++;
         client.advance();
         counters.add('load.blocks.shared_read');
         shared.waiters.push({ client, index });
@@ -125,6 +152,7 @@ export class Fetcher {
       }
       const gate = locate(state, hash, 0);
       if (gate === undefined) {
+        this.#passedOver++;
         client.advance();
         client.failed(index, 'missing');
         continue;
@@ -144,6 +172,7 @@ export class Fetcher {
       if (slot === undefined) {
         if (mayHave) tenants.settle(tenant, 0, payloadBytes);
         counters.add('load.refused.capacity');
+        this.#passedOver++;
         client.failed(index, 'capacity');
         continue;
       }
@@ -289,13 +318,15 @@ export class Fetcher {
     return true;
   }
 
+  /** A tier may fail a block before its `read` returns: whatever is tried yet again is of the next flush. */
   #flushRetries(): void {
-    for (const [state, fetches] of [...this.#retries]) {
-      this.#retries.delete(state);
+    const batches: { readonly state: NamespaceState; readonly gate: TierGate; readonly batch: readonly Fetch[] }[] = [];
+    for (const [state, fetches] of this.#retries) {
       for (const gate of new Set(fetches.map((fetch) => fetch.gate))) {
-        const batch = fetches.filter((fetch) => fetch.gate === gate);
-        void this.#read(state, gate, batch);
+        batches.push({ state, gate, batch: fetches.filter((fetch) => fetch.gate === gate) });
       }
     }
+    this.#retries.clear();
+    for (const { state, gate, batch } of batches) void this.#read(state, gate, batch);
   }
 }

@@ -62,7 +62,10 @@ export interface StoreLimits {
   readonly maxPrefetchedBytes: number;
   /** Prefetches that have not ended, one session. */
   readonly maxPrefetches: number;
-  /** What is still queued for lower tiers when the store closes gets this long. */
+  /**
+   * What is still queued for lower tiers when the store closes gets this long: of the 8 s in which a process has to end, S3 may then take 2 s
+   * to put its last pack.
+   */
   readonly closeDrainMs: number;
 }
 
@@ -103,6 +106,6 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     breakerMaxOpenMs: 30_000,
     maxPrefetchedBytes: share(8),
     maxPrefetches: 64,
-    closeDrainMs: 2_500,
+    closeDrainMs: 5_000,
   };
 }

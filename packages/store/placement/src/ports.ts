@@ -20,7 +20,7 @@ export interface ArenaTop extends Tier {
   free(slot: number): void;
   /** Write the header and make the block visible. */
   publish(namespace: Namespace, block: BlockFields, slot: number): void;
-  get(namespace: Namespace, hash: HashKey): ArenaBlock | undefined;
+  get(namespace: Namespace, hash: HashKey): (ArenaBlock & Pick<BlockFields, 'parent'>) | undefined;
   /** Counted. A block that is removed while pinned is unlisted at once and freed at its last unpin. */
   pin(namespace: Namespace, hash: HashKey): void;
   unpin(namespace: Namespace, hash: HashKey): void;

@@ -1,5 +1,5 @@
 /**
- * Random engines, two random tiers and random time over one small store. Watched at every step: leases hold the right
+ * Random engines, some random tiers and random time over one small store. Watched at every step: leases hold the right
  * bytes, a lookup never claims what nobody committed, slots are neither lost nor shared, bounds hold. At the end
  * everything comes back. The same lives every time; KVTIER_SEED=n lives others.
  */
@@ -20,7 +20,7 @@ const limits = {
   maxAwaitedBlocks: 5,
   maxAwaitedInAll: 8,
   awaitRetryMs: 20,
-  maxFetchBytes: 4,
+  maxFetchBytes: 8,
   fetchBatchBytes: 2,
   maxWriteDownBytes: 5,
   writeDownBatchBytes: 3,
@@ -36,10 +36,10 @@ const limits = {
   breakerMaxOpenMs: 160,
   slowReadMs: 100,
 };
-/** The second tier is written back; one of the tenants may hold little. */
+/** Two are not written to, and the last is written back; one of the tenants may hold little. */
 const options = {
-  lower: ['disk', 's3'],
-  plans: { s3: { write: 'back' as const } },
+  lower: ['disk', 'peer', 'redis', 's3'],
+  plans: { peer: { write: 'none' as const }, redis: { write: 'none' as const }, s3: { write: 'back' as const } },
   quotas: { small: { arena: 4, disk: 2 } },
 };
 
@@ -100,6 +100,12 @@ class World {
     }
   }
 
+  /** Another node has these and has written them to tiers that both share. */
+  hears({ namespace }: BlockWriter, hashes: readonly HashKey[], tiers: readonly number[]): void {
+    for (const hash of hashes) this.committed.add(namespace.key + hash);
+    for (const tier of tiers) this.bench.lower[tier]!.put(namespace, hashes);
+  }
+
   check(): void {
     this.bench.store.checkIntegrity();
     const { counters } = this.bench.store.stats();
@@ -148,6 +154,8 @@ const paths = [
   'writedown.disk.refused.tier',
   'writedown.s3.stored',
   'load.blocks.from.s3',
+  'load.retried.peer',
+  'load.retried.redis',
   'load.retried.s3',
   'promotion.blocks.disk',
   'breaker.opened.disk',
@@ -164,7 +172,8 @@ const seen = new Map<string, number>();
 type Step = (world: World) => void;
 const steps: fc.Arbitrary<Step> = (() => {
   const who = fc.nat(3);
-  const which = fc.constantFrom(0, 0, 1);
+  const which = fc.constantFrom(0, 0, 0, 1, 2, 3);
+  const written = fc.constantFrom(0, 0, 3);
   const name = fc.constantFrom('a', 'b');
   const some = fc.integer({ min: 1, max: 6 });
   const engineOf = (world: World, index: number): BlockWriter => world.engines[index % world.engines.length]!;
@@ -197,14 +206,21 @@ const steps: fc.Arbitrary<Step> = (() => {
     },
     {
       weight: 3,
+      arbitrary: fc.tuple(who, name, some, fc.constantFrom(1, 2, 3, 3)).map(
+        ([at, n, first, tier]): Step =>
+          (w) =>
+            w.hears(engineOf(w, at), chain(n, 1, first - 1), [tier]),
+      ),
+    },
+    {
+      weight: 1,
       arbitrary: fc.tuple(who, name, some).map(
-        ([at, n, first]): Step =>
+        ([at, n, count]): Step =>
           (w) => {
-            // Another node has written it to the tier that both share.
-            const { namespace } = engineOf(w, at);
-            const [hash] = chain(n, 1, first - 1);
-            w.committed.add(namespace.key + hash);
-            w.bench.lower[1]!.put(namespace, [hash!]);
+            const engine = engineOf(w, at);
+            // A disk that is back; for as long as a turn, a tenant's quota does not hold for what it lists.
+            const ownTiers = engine.namespace.key === 'm' ? [0] : [];
+            w.hears(engine, chain(n, count), [...ownTiers, 1, 2, 3]);
           },
       ),
     },
@@ -262,8 +278,26 @@ const steps: fc.Arbitrary<Step> = (() => {
         ),
     },
     {
+      weight: 2,
+      arbitrary: which.map(
+        (tier): Step =>
+          (w) => {
+            while (w.bench.answer('read', 'failed', w.bench.lower[tier])); // it is given up: all in one turn
+          },
+      ),
+    },
+    {
+      weight: 2,
+      arbitrary: fc.tuple(fc.constantFrom(1, 2, 2, 3), fc.boolean()).map(
+        ([tier, fails]): Step =>
+          (w) => {
+            w.bench.lower[tier]!.failsAtOnce = fails;
+          },
+      ),
+    },
+    {
       weight: 4,
-      arbitrary: fc.tuple(which, fc.constantFrom('stored' as const, 'stored' as const, 'refused' as const)).map(
+      arbitrary: fc.tuple(written, fc.constantFrom('stored' as const, 'stored' as const, 'refused' as const)).map(
         ([tier, as]): Step =>
           (w) =>
             void w.bench.answer('write', as, w.bench.lower[tier]),
@@ -360,9 +394,9 @@ it('a random life keeps every invariant, and everything comes back at its end', 
           engine.holdings.end();
         }
         invariant(bench.store.stats().counters['await.blocks'] === 0, 'nobody waits whose session is gone');
-        const [disk, s3] = bench.lower;
+        for (const tier of bench.lower) tier.failsAtOnce = false;
         const answered = (): boolean =>
-          [disk, s3].some((tier) => bench.answer('read', 'ready', tier) || bench.answer('write', 'stored', tier));
+          bench.lower.some((tier) => bench.answer('read', 'ready', tier) || bench.answer('write', 'stored', tier));
         // What a breaker keeps back goes on with time, and is answered then; what was let go is unpinned one block a turn.
         for (let turn = 0; turn < 60; turn++) {
           for (let answer = 0; answered(); answer++) {

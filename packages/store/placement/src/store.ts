@@ -29,7 +29,7 @@ import { Prefetched } from './prefetch.ts';
 import { Recency } from './recency.ts';
 import { maxTiers, Residency } from './residency.ts';
 import { type StoreStats, tierReports } from './stats.ts';
-import { stepBlocks } from './steps.ts';
+import { inOneTurn, isStepEnd, type Steps, stepBlocks } from './steps.ts';
 import { Suspects } from './suspects.ts';
 import { Tenants } from './tenants.ts';
 import { type Ticket, Tickets } from './tickets.ts';
@@ -178,9 +178,16 @@ export class Store {
 
   /** A new session's holdings; end them with `end`. KvError PROTOCOL when sizes of blocks or hashes contradict the namespace. */
   open(namespace: Namespace, payloadBytes: number, blockTokens: number, options: OpenOptions = {}): Holdings {
-    const tenant = this.#tenants.open(options.tenant ?? '', namespace, payloadBytes);
-    const state = this.#parts.namespaces.acquire(namespace, payloadBytes, options.hashBytes);
-    return new Holdings(this.#parts, state, { blockTokens, tenant, ttlS: options.ttlS ?? 0 });
+    const { namespaces, tenants } = this.#parts;
+    // Whose blocks contradict the namespace is heard first, and changes nothing of what tenants hold.
+    const state = namespaces.acquire(namespace, payloadBytes, options.hashBytes);
+    try {
+      const tenant = tenants.open(options.tenant ?? '', namespace, payloadBytes);
+      return new Holdings(this.#parts, state, { blockTokens, tenant, ttlS: options.ttlS ?? 0 });
+    } catch (error) {
+      namespaces.release(state);
+      throw error;
+    }
   }
 
   /**
@@ -219,14 +226,15 @@ export class Store {
   }
 
   /** What is held of all hashes, wherever in the chain: groups with a sliding window keep only the ends of chains. */
-  lookupAll(state: NamespaceState, hashes: readonly HashKey[]): LookupResult {
+  *lookingUpAll(state: NamespaceState, hashes: readonly HashKey[]): Steps<LookupResult> {
     const { pins, recency, isOver } = this.#parts;
     const available = this.#available();
     const counts = new Array<number>(this.#hits.length).fill(0);
     const spans: { tier: string; count: number }[] = [];
     const held: HashKey[] = [];
     const found: number[] = [];
-    for (const hash of hashes) {
+    for (const [at, hash] of hashes.entries()) {
+      if (at > 0 && isStepEnd(at, hashes.length)) yield;
       const gone = pins.isLeaving(state.namespace, hash) || isOver(this.#residency.expiresS(state.namespace, hash));
       const tiers = gone ? 0 : this.#residency.tiers(state.namespace, hash) & available;
       const name = tiers === 0 ? '' : this.#names[lowestBit(tiers)]!;
@@ -242,6 +250,11 @@ export class Store {
     recency.used(state.namespace, held, held.length, Uint8Array.from(found));
     const estimatedUs = this.#counted(state, hashes.length, hashes.length, counts);
     return { held: held.length, spans, estimatedUs };
+  }
+
+  /** All of it in this turn. */
+  lookupAll(state: NamespaceState, hashes: readonly HashKey[]): LookupResult {
+    return inOneTurn(this.lookingUpAll(state, hashes));
   }
 
   /** Fulfilled when the read that brings this block from this tier has ended, well or not; undefined: there is none. */

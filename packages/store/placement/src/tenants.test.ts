@@ -2,7 +2,7 @@
 import { expect, it } from 'vitest';
 import { Counters } from './counters.ts';
 import { maxNamespaces, Tenants } from './tenants.ts';
-import { chain, namespaceNamed } from './testing/bench.ts';
+import { Bench, chain, namespaceNamed, settled } from './testing/bench.ts';
 
 const tenantsWith = (quotas: ConstructorParameters<typeof Tenants>[0]['quotas'], tierNames = ['arena']): Tenants =>
   new Tenants({
@@ -29,6 +29,23 @@ it('knows the namespaces that were used last, however many come', () => {
   tenants.stored(0, used, chain('y', 1)[0]!, id);
   expect(tenants.gauges()).toEqual({ 'quota.bytes.arena.t': 8 });
 });
+
+it.each([0.1, 4])(
+  'an attach that is refused for blocks of %s bytes changes nothing of what a tenant holds',
+  async (bytes) => {
+    const bench = new Bench(32, {}, { plans: { disk: { write: 'none' } }, quotas: { '*': { arena: 8 } } });
+    const engine = bench.engine('n', { tenant: 'a' });
+    const attach = () => bench.store.open(engine.namespace, bytes, 16, { tenant: 'b' });
+    expect(attach).toThrow(expect.objectContaining({ code: 'PROTOCOL' }));
+    for (const name of 'abcdefghijklmnopqrst') {
+      engine.put(chain(name, 1));
+      await settled();
+    }
+    expect(bench.arena.stats().blocks).toBe(8);
+    expect(bench.store.stats().counters).toMatchObject({ 'quota.bytes.arena.a': 8, 'quota.evicted.arena': 12 });
+    expect(Object.keys(bench.store.stats().counters)).not.toContain('quota.bytes.arena.b');
+  },
+);
 
 it('a tier that has lost all costs no turn that grows with what it held, and is empty for everybody', () => {
   const lower = ['disk', 'redis', 's3'];

@@ -150,10 +150,7 @@ export class WriteDown {
   /** Write what is queued or dirty, for at most `closeDrainMs`; drop, counted, what is left. */
   async close(): Promise<void> {
     const { clock, limits, gate, log } = this.#options;
-    for (const [key, { namespace, hash, payloadBytes }] of [...this.#dirty]) {
-      this.#clean(key);
-      this.#add(namespace, hash, payloadBytes);
-    }
+    this.#addDirty();
     this.#closed = true;
     this.#burst.end();
     this.#cancelLater?.();
@@ -229,6 +226,22 @@ export class WriteDown {
       if (this.#dirtyBytes <= this.#options.limits.maxDirtyBytes) return;
       this.#clean(oldest);
       this.#add(entry.namespace, entry.hash, entry.payloadBytes);
+    }
+  }
+
+  /**
+   * All that is dirty, hottest first, and before each block what precedes it in its chain: should there not be time for all of it, what is
+   * written is what will be asked for, and can be found.
+   */
+  #addDirty(): void {
+    for (const [hottest, { namespace }] of [...this.#dirty].reverse()) {
+      const path: Entry[] = [];
+      for (let key = hottest, entry = this.#dirty.get(key); entry !== undefined; entry = this.#dirty.get(key)) {
+        this.#clean(key);
+        path.push(entry);
+        key = namespace.key + (this.#options.arena.get(namespace, entry.hash)!.parent ?? '');
+      }
+      for (const { hash, payloadBytes } of path.reverse()) this.#add(namespace, hash, payloadBytes);
     }
   }
 

@@ -58,16 +58,25 @@ export class Connection {
     socket.on('drain', () => this.#read(this.#unanswered));
     socket.on('error', (error) => this.#warn('connection ended', error));
     socket.on('close', () => this.#onClose());
-    this.#cancelDeadline = clock.after(limits.attachDeadlineMs, () => {
-      this.#fail(
-        0n,
-        new KvError('PROTOCOL', `session link: no Attach within ${limits.attachDeadlineMs} ms; send it first`),
-      );
-    });
+    this.#cancelDeadline = clock.after(limits.attachDeadlineMs, () => this.#endUnattached());
   }
 
   get peer(): PeerProcess {
     return this.#options.peer;
+  }
+
+  /**
+   * Once this turn has read its sockets and answered what they had: timers come first in it, and where the process did not run for a while,
+   * an Attach that was sent in time is not read yet.
+   */
+  #endUnattached(): void {
+    const { attachDeadlineMs } = this.#options.limits;
+    const decide = setImmediate(() => {
+      if (this.#unanswered.length > 0) this.#endUnattached();
+      else
+        this.#fail(0n, new KvError('PROTOCOL', `session link: no Attach within ${attachDeadlineMs} ms; send it first`));
+    });
+    this.#cancelDeadline = () => clearImmediate(decide);
   }
 
   /** Ends the session now; slots in use go to quarantine. */

@@ -1,4 +1,5 @@
 import { readFileSync } from 'node:fs';
+import { native } from '@kvtier/data-plane';
 import { ClientFrame } from '@kvtier/wire';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
@@ -12,12 +13,12 @@ const field = (number: number, bytes: Uint8Array): Buffer =>
   Buffer.concat([Buffer.from([...varint(number * 8 + 2), ...varint(bytes.length)]), bytes]);
 const passes = (frame: Uint8Array): void => checkShape(frame, most);
 const refused = (frame: Uint8Array, why: RegExp): void => {
-  const startMs = performance.now();
+  const startMs = native.threadCpuMs();
   expect(() => passes(frame)).toThrow(
     expect.objectContaining({ code: 'PROTOCOL', message: expect.stringMatching(why) }),
   );
   // Decoding these took from 1 to 9 seconds.
-  expect(performance.now() - startMs).toBeLessThan(500);
+  expect(native.threadCpuMs() - startMs).toBeLessThan(500);
 };
 const large = 16_000_000;
 

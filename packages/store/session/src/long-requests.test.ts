@@ -83,6 +83,44 @@ it('others are answered meanwhile, and the session’s own requests come after i
   expect(held.filter((count) => count > 0 && count < many).length).toBeGreaterThan(1);
 });
 
+it('others are answered while it is looked up what is held of a chain with gaps', async () => {
+  await rig.start(shortTurns, 2 * many, noDisk);
+  const [long, other] = [await rig.attached(), await rig.attached()];
+  const { offsets } = await reserve(long, 'x', many / 2);
+  await long.call({ $case: 'commit', value: { offsets, checksums: checksumsOf(offsets) } }, 'done');
+  const asked = long.send({ $case: 'lookup', value: { hashes: packed('x', many), gaps: true } });
+  let meanwhile = 0;
+  for (; !long.answers.some(({ id }) => id === asked); meanwhile++)
+    await other.call({ $case: 'stats', value: {} }, 'stats');
+  const spans = [
+    { tier: 'arena', count: many / 2 },
+    { tier: '', count: many / 2 },
+  ];
+  expect(await long.answer(asked, 'lookup')).toMatchObject({ held: many / 2, spans });
+  expect(meanwhile).toBeGreaterThan(10);
+});
+
+it('a prefetch passes over what is there already in turns', async () => {
+  await rig.start({}, 2 * many, noDisk);
+  const client = await rig.attached();
+  const { offsets } = await reserve(client, 'x', many);
+  await client.call({ $case: 'commit', value: { offsets, checksums: checksumsOf(offsets) } }, 'done');
+  const { counters } = rig.bench.store;
+  const passedOver = (): number => counters.get('prefetch.blocks.already');
+  const ask = () => client.call({ $case: 'prefetch', value: { hashes: packed('x', many) } }, 'prefetching');
+  expect(await ask()).toEqual({ accepted: true, reason: '' });
+  const ofOneTurn = 1_024;
+  expect(passedOver()).toBe(ofOneTurn);
+  expect(await ask()).toEqual({ accepted: true, reason: '' }); // whoever else asks has his share of later turns
+  expect(passedOver()).toBe(ofOneTurn);
+  for (let turn = 2; turn <= (2 * many) / ofOneTurn; turn++) {
+    rig.bench.clock.advance(0);
+    expect(passedOver()).toBe(turn * ofOneTurn);
+  }
+  rig.bench.clock.advance(0);
+  expect([passedOver(), rig.bench.store.stats().counters['prefetch.unused_bytes']]).toEqual([2 * many, 0]);
+});
+
 it.each(['reserve', 'commit', 'pin'] as const)(
   'a session that ends in the midst of its %s leaves nothing',
   async (what) => {

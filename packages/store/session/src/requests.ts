@@ -6,7 +6,14 @@
 import { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
-import { type Holdings, type LoadEvents, type Steps, type Store, stepBlocks } from '@kvtier/placement';
+import {
+  type Holdings,
+  type LoadEvents,
+  type LookupResult,
+  type Steps,
+  type Store,
+  stepBlocks,
+} from '@kvtier/placement';
 import { type ClientFrame, type Load as LoadRequest, ReserveStatus, type ServerFrame } from '@kvtier/wire';
 import { checkHashes, unpackHashes, unpackParent, unpackTicket } from './hashes.ts';
 import type { SessionLimits } from './limits.ts';
@@ -56,14 +63,9 @@ export function answer(
   switch (request.$case) {
     case 'lookup': {
       const { hashes, gaps } = request.value;
-      const { held, spans, estimatedUs } = gaps
-        ? context.store.lookupAll(holdings.state, hashesOf(hashes))
-        : context.store.lookup(
-            holdings.state,
-            checkHashes(hashes, context.hashBytes, context.limits.maxHashes, request.$case),
-          );
-      const value = { held, spans: [...spans], estimatedUs: Math.min(estimatedUs, 0xffff_ffff) };
-      return { $case: 'lookup', value };
+      const { store, hashBytes, limits } = context;
+      if (gaps) return found(store.lookingUpAll(holdings.state, hashesOf(hashes)));
+      return lookedUp(store.lookup(holdings.state, checkHashes(hashes, hashBytes, limits.maxHashes, request.$case)));
     }
     case 'load':
       load(context, id, request.value);
@@ -132,6 +134,14 @@ const done = (count: number): ServerBody => ({ $case: 'done', value: { count } }
 
 function* counted(steps: Steps<number>): Steps<ServerBody> {
   return done(yield* steps);
+}
+
+function lookedUp({ held, spans, estimatedUs }: LookupResult): ServerBody {
+  return { $case: 'lookup', value: { held, spans: [...spans], estimatedUs: Math.min(estimatedUs, 0xffff_ffff) } };
+}
+
+function* found(steps: Steps<LookupResult>): Steps<ServerBody> {
+  return lookedUp(yield* steps);
 }
 
 type LearnTokens = (index: number, hash: HashKey, parent: HashKey | null) => void;

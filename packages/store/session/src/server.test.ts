@@ -3,13 +3,12 @@ import { once } from 'node:events';
 import { existsSync, mkdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import net from 'node:net';
 import path from 'node:path';
-import { setTimeout } from 'node:timers/promises';
 import { namespaceFromDigest, unpackHashKeys } from '@kvtier/identity';
 import { Bench, settled, silent } from '@kvtier/placement/testing';
 import { systemClock } from '@kvtier/runtime';
 import { ReserveStatus, writeFrame } from '@kvtier/wire';
 import fc from 'fast-check';
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { SessionServer } from './server.ts';
 import { attachOf, packed, type RawClient } from './testing/raw-client.ts';
 import { headerBytes, put, ServedBench } from './testing/served-bench.ts';
@@ -94,12 +93,15 @@ describe('attach', () => {
   });
 
   it('it comes first, once, and in time', async () => {
-    await rig.start({ attachDeadlineMs: 500 });
+    await rig.start();
     const early = await rig.connect();
     await expect(lookup(early, 'x', 1)).rejects.toMatchObject({ code: 'PROTOCOL' });
     const twice = await rig.attached();
     await expect(twice.attach()).rejects.toMatchObject({ code: 'PROTOCOL' });
-    await (await rig.connect()).ended;
+    const impatient = new ServedBench();
+    onTestFinished(() => impatient.close());
+    await impatient.start({ attachDeadlineMs: 100 });
+    await (await impatient.connect()).ended;
   });
 
   it('a connection that the kernel cannot hand over costs nobody else anything', async () => {
@@ -309,11 +311,13 @@ describe('requests', () => {
     deaf.on('error', () => {}); // it writes until it is cut off
     const closed = new Promise((resolve) => deaf.once('close', resolve));
     const writes = setInterval(() => deaf.write(noise), goodbyeMs / 10);
+    onTestFinished(() => {
+      clearInterval(writes);
+      deaf.destroy();
+    });
     const began = performance.now();
-    const ended = await Promise.race([closed.then(() => true), setTimeout(20 * goodbyeMs, false)]);
+    await closed;
     clearInterval(writes);
-    deaf.destroy();
-    expect(ended).toBe(true);
     expect(performance.now() - began).toBeGreaterThan(goodbyeMs / 2); // it had its time to read why
     expect(rig.bench.store.counters.get('session.failed.PROTOCOL')).toBe(1);
     await vi.waitUntil(() => rig.server!.sessions === 0, patience);

@@ -22,6 +22,8 @@ from .link import MAX_OUTSTANDING, Exchange, Link
 from .requests import OWED_DEADLINE_S, Request, done_count
 
 ATTACH_DEADLINE_S = 5.0
+#: The same by the clock on the wall: where neither side ran for a while, sessions would give up in the moment in which the node answers.
+ATTACH_LIMIT_S = 15.0
 #: Copies take milliseconds. After this what is not settled stays in the node's quarantine: the next session does not name the former, and
 #: one that is closed ends.
 DRAIN_LIMIT_S = 30.0

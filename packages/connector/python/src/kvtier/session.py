@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from .attachment import ATTACH_DEADLINE_S, DRAIN_LIMIT_S, NONE, Attachment, attachment_of
+from .attachment import ATTACH_DEADLINE_S, ATTACH_LIMIT_S, DRAIN_LIMIT_S, NONE, Attachment, attachment_of
 from .connecting import connect, group_id
 from .copies import ArenaRef
 from .errors import KvError
 from .leases import Load, Reservation
-from .link import Link
+from .link import LONGEST_TURN_S, Link
 from .protocol import MAX_HASHES, PROTOCOL
 from .requests import Held, Request, TierState, done_count
 from .threads import start
@@ -285,10 +285,15 @@ class Session:
             self._wake_fd = -1
 
     def _attached(self, link: Link, previous: bytes) -> Attachment:
-        request = Request("attach", {**self._attach, "previous_session": previous}, ATTACH_DEADLINE_S, "attached", lambda body: body)
+        request = Request("attach", {**self._attach, "previous_session": previous}, ATTACH_LIMIT_S, "attached", lambda body: body)
         link.post(1, request)
+        waited_s, now = 0.0, time.monotonic()
         while not request.done and link.alive and not self._closing.is_set():
             link.turn(_TURN_S)
+            before, now = now, time.monotonic()
+            waited_s += min(LONGEST_TURN_S, now - before)
+            if waited_s >= ATTACH_DEADLINE_S and not request.done:
+                raise KvError("DEADLINE", "the cache node did not answer in time", retry=True)
         if self._closing.is_set() and not request.done:
             raise KvError("CANCELLED", "the session is closed")
         attached = request.result()

@@ -45,7 +45,7 @@ export class ConnectorRig {
       executor: this.executor,
       namespace: new Uint8Array(32).fill(7),
       hashBytes,
-      loadDeadlineMs: 200,
+      loadDeadlineMs: 5_000,
       logger: { info: () => {}, warn: (_, message) => this.warnings.push(message) },
       onWake: () => this.wakes++,
       onPassed: (byTier, us) => this.passed.push({ byTier, us }),

@@ -9,6 +9,7 @@ interface Probe {
   readonly exec?: { readonly command: readonly string[] };
   readonly periodSeconds: number;
   readonly failureThreshold: number;
+  readonly terminationGracePeriodSeconds?: number;
 }
 interface Container {
   readonly name: string;
@@ -34,7 +35,10 @@ interface Pod {
   readonly containers: readonly Container[];
   readonly initContainers?: readonly Container[];
   readonly terminationGracePeriodSeconds: number;
-  readonly volumes: readonly { readonly name: string }[];
+  readonly volumes: readonly {
+    readonly name: string;
+    readonly hostPath?: { readonly path: string; readonly type: string };
+  }[];
   readonly securityContext?: {
     readonly runAsNonRoot?: boolean;
     readonly seccompProfile?: { readonly type: string };
@@ -144,12 +148,23 @@ describe.each([
     expect(metadata.annotations['prometheus.io/port']).toBe(String(port));
   });
 
+  it('is killed soon where it stands still, and has the 8 s of its end', () => {
+    const seconds = node.livenessProbe!.terminationGracePeriodSeconds;
+    expect(seconds).toBeGreaterThan(8);
+    expect(seconds).toBeLessThan(15);
+  });
+
   it('writes to what is mounted alone, and lets the node make the folder of its socket', () => {
     const paths = node.volumeMounts.map(({ mountPath }) => mountPath);
     for (const path of [config.socketPath, config.dataDir, `${config.arena.dir}/arena`])
       expect(paths.filter((mounted) => path.startsWith(`${mounted}/`))).toHaveLength(1);
     expect(paths).not.toContain(config.socketPath.slice(0, config.socketPath.lastIndexOf('/')));
   });
+});
+
+it('no node of a host writes to a disk whose device is not mounted', () => {
+  const { hostPath } = named('kvtier-cache-node').spec.volumes.find(({ name }) => name === 'data')!;
+  expect(hostPath).toEqual({ path: '/var/lib/kvtier/disk', type: 'Directory' }); // a folder of the device itself
 });
 
 describe('an engine and the node beside it', () => {

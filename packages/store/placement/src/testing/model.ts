@@ -118,7 +118,7 @@ export class ModelArena implements ArenaTop {
     this.#followers.stored(namespace, [block.hash], [block.expiresS ?? 0]);
   }
 
-  get(namespace: Namespace, hash: HashKey): ArenaBlock | undefined {
+  get(namespace: Namespace, hash: HashKey): (ArenaBlock & Pick<BlockFields, 'parent'>) | undefined {
     return this.#listed.get(namespace.key + hash);
   }
 
@@ -236,6 +236,8 @@ export class SteppedTier implements Tier {
   readonly #followers = new Followers();
   readonly name: string;
   readonly jobs: Job[] = [];
+  /** Reads that are asked for now fail before `read` returns, as a peer's do that nobody is connected to. */
+  failsAtOnce = false;
   readonly #arena: ModelArena;
   readonly #held = new Map<
     string,
@@ -298,6 +300,10 @@ export class SteppedTier implements Tier {
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void> {
     let open = blocks.length;
+    if (this.failsAtOnce) {
+      for (const index of blocks.keys()) onDone(index, 'failed');
+      return Promise.resolve();
+    }
     return new Promise((resolve) => {
       for (const [index, { hash, slot }] of blocks.entries()) {
         const finish = (wish: ReadStatus | WriteStatus): void => {

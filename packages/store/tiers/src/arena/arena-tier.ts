@@ -106,6 +106,14 @@ export class ArenaTier implements Tier {
     return slot;
   }
 
+  /**
+   * The same for what stays on loan, and may lie in a larger slot: of the smallest size that there is. Objects of many sizes would else
+   * take a slab for each.
+   */
+  lend(namespace: Namespace, bytes: number): number | undefined {
+    return this.allocate(namespace, (this.#allocator.sizeFor(bytes) ?? bytes) - headerBytes);
+  }
+
   /** See `ArenaTop.whenFull` of packages/store/placement. */
   whenFull(makeRoom: () => boolean): void {
     this.#makeRoom = makeRoom;
@@ -175,7 +183,7 @@ export class ArenaTier implements Tier {
     this.#followers.stored(namespace, [hash], [expiresS]);
   }
 
-  get(namespace: Namespace, hash: HashKey): ArenaBlock | undefined {
+  get(namespace: Namespace, hash: HashKey): (ArenaBlock & Pick<BlockFields, 'parent'>) | undefined {
     return this.#find(namespace, hash);
   }
 

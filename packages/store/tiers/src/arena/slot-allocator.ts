@@ -16,6 +16,8 @@ import { slotAlignment } from '@kvtier/identity';
 /** A slab is made longer until it wastes at most this share of its bytes. */
 const maxWaste = 1 / 8;
 const longestSlabChunks = 64;
+/** A slot on loan is at most so many times as long as what lies in it: encoded blocks are not much smaller than decoded ones. */
+const mostSpare = 4;
 
 interface Slab {
   readonly firstChunk: number;
@@ -65,6 +67,17 @@ export class SlotAllocator {
   /** Slot sizes that have slabs. */
   get sizeCount(): number {
     return this.#slabBytes.size;
+  }
+
+  /** The smallest slot size that has slabs and room for so many bytes, if that wastes no more than it holds several times over. */
+  sizeFor(bytes: number): number | undefined {
+    let best: number | undefined;
+    for (const slotBytes of this.#slabBytes.keys()) {
+      if (slotBytes >= bytes && slotBytes <= bytes * mostSpare && slotBytes < (best ?? Number.POSITIVE_INFINITY)) {
+        best = slotBytes;
+      }
+    }
+    return best;
   }
 
   /** Bytes of one slab of a slot size, as it is usually made. */

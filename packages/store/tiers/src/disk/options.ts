@@ -33,6 +33,8 @@ export interface IoSettings {
 export interface ArenaSlots {
   slotBytesOf(slot: number): number;
   allocate(namespace: Namespace, payloadBytes: number): number | undefined;
+  /** A slot for at least so many bytes, header included, that never becomes a block: it costs no size of its own. */
+  lend(namespace: Namespace, bytes: number): number | undefined;
   free(slot: number): void;
   /** The slot's memory is given to nobody, whatever its owner does with it, until `release`. Counted. */
   hold(slot: number): void;

@@ -4,7 +4,6 @@
  * Invariants: at most `reinsertionShare` of the segment is carried over; it never waits for another segment (which might
  * wait for this one): what does not fit at once is left behind; slots on loan go back.
  */
-import { headerBytes } from '@kvtier/identity';
 import type { ReadStatus } from '../kit/tier.ts';
 import type { Appender, WriteJob } from './appender.ts';
 import type { DiskIndex } from './disk-index.ts';
@@ -53,7 +52,7 @@ async function carryOver(batch: readonly EntryNumber[], parts: ReinsertionParts)
   let isShort = false;
   for (const entry of batch) {
     if (!table.isListed(entry)) continue;
-    const slot = slots.allocate(index.namespaceOf(entry), table.pages(entry) * pageBytes - headerBytes);
+    const slot = slots.lend(index.namespaceOf(entry), table.pages(entry) * pageBytes);
     isShort = slot === undefined;
     if (slot === undefined) break;
     loans.push({ entry, slot });

@@ -1,7 +1,7 @@
 /** A peer that is killed or stopped in mid-transfer: no wrong block, no read that hangs, and it is back without a restart. */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { stopProcess } from '../../../../../infra/stopped.ts';
 import { bundled } from '../../../../../scripts/lib/test-programs.mjs';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
@@ -45,6 +45,13 @@ async function start(port: number): Promise<{ child: ChildProcess; port: number 
 const allThere = (one: PeerTier) => () =>
   one.lookup(space, hashes) === blockCount && one.stats().detail!.usable_peers === 1;
 
+/** At last: on a busy machine a read may take longer than these tiers wait. */
+const allRead = (one: PeerTier): Promise<void> =>
+  vi.waitFor(
+    async () => expect(await bench.read(one, space, hashes, payloadBytes)).toEqual(hashes.map(() => 'ready')),
+    { timeout: 20_000 },
+  );
+
 it.each(['SIGKILL', 'SIGSTOP'] as const)('%s in mid-transfer', async (signal) => {
   const first = await start(0);
   const one = fetchingTier(bench, loops, [first.port], { readLimitMs: 1000 });
@@ -65,7 +72,7 @@ it.each(['SIGKILL', 'SIGSTOP'] as const)('%s in mid-transfer', async (signal) =>
   if (signal === 'SIGSTOP') first.child.kill('SIGCONT');
   else await start(first.port);
   await until('it is back', allThere(one));
-  expect(await bench.read(one, space, hashes, payloadBytes)).toEqual(hashes.map(() => 'ready'));
+  await allRead(one);
   one.checkIntegrity();
 });
 
@@ -84,7 +91,7 @@ it('an own standstill drops no healthy peer', async () => {
   Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 3000);
   await new Promise((resolve) => setTimeout(resolve, 700));
   expect(lines).toEqual(['connected to a peer']);
-  expect(await bench.read(one, space, hashes, payloadBytes)).toEqual(hashes.map(() => 'ready'));
+  await allRead(one);
 });
 
 it('SIGKILL of one of two givers in mid-transfer: the other one delivers all', async () => {

@@ -417,11 +417,11 @@ it('pieces are large while nobody else uses the server, and small while somebody
   expect(await read()).toEqual([...new Array<number>(8).fill(128 << 10), 150_560, 150_560, 150_560]);
   const large = [partBytes, bytes - partBytes];
   othersSend = false;
-  await expect.poll(read, { timeout: 10_000 }).toEqual(large);
+  await expect.poll(read).toEqual(large);
   othersSend = true;
-  await expect.poll(async () => Math.max(...(await read())), { timeout: 10_000 }).toBeLessThanOrEqual(512 << 10);
+  await expect.poll(async () => Math.max(...(await read()))).toBeLessThanOrEqual(512 << 10);
   othersSend = false;
-  await expect.poll(read, { timeout: 10_000 }).toEqual(large);
+  await expect.poll(read).toEqual(large);
   expect(native.arenaRead(bench.arena, slot, bytes).equals(object)).toBe(true);
   natives.close('the end');
 });

@@ -1,5 +1,6 @@
 /** Our HTTP client against a plain server on the loopback: answers cut anywhere, limits, and bodies that land where they belong. */
 import { createServer, type Server, type Socket } from 'node:net';
+import { native } from '@kvtier/data-plane';
 import fc from 'fast-check';
 import { afterEach, expect, it } from 'vitest';
 import { type Head, headIn } from './answers.ts';
@@ -176,9 +177,9 @@ it('a line of blanks in an answer’s head costs no more than its length', async
   const line = (blanks: number): string => `x-blank: a${' '.repeat(blanks)}b`;
   const took = (blanks: number): number => {
     const text = `HTTP/1.1 200 OK\r\n${line(blanks)}`;
-    const beganMs = performance.now();
+    const beganMs = native.threadCpuMs();
     for (let round = 0; round < 20; round++) expect(headIn(text)).toMatchObject({ status: 200 });
-    return performance.now() - beganMs;
+    return native.threadCpuMs() - beganMs;
   };
   took(1_000);
   expect(took(30_000)).toBeLessThan(400); // by the square of it: 20 times 600 ms

@@ -21,6 +21,7 @@ from kvtier.vllm.messages import KvtierWorkerMetadata, LoadPlan
 from kvtier.vllm.node import Attached, Node
 from kvtier.vllm.options import Options
 from kvtier.vllm.pace import Pace
+from kvtier.vllm.room import NO_ROOM, Room
 from kvtier.vllm.staging import Stage
 from kvtier.vllm.standing import Standing
 
@@ -28,6 +29,8 @@ from kvtier.vllm.standing import Standing
 MAX_STAGES = 4
 #: Of one request, when the node has answered something else since: it was slow, or came back, and is not silent.
 MAX_LOOKUPS = 2
+#: Of one request, so often what it waited for may end in vain while the engine did not come to it. After that it is computed.
+MAX_ANEW = 16
 
 _NOTHING = (0, False)
 _LATER = (None, False)
@@ -55,8 +58,10 @@ class Claims:
         self._next_load = 1
         self._lookup_slow = False
         self.standing = Standing(options.patience_us / 1e6)
-        #: Leases that ended.
-        self._released = 0
+        self._room = Room()
+        #: Of the engine; and the last one in which the link took no more questions.
+        self._steps = 0
+        self._full_in = -1
         node.follow_claims(self._arenas)
 
     def _arenas(self) -> set[int]:
@@ -86,9 +91,15 @@ class Claims:
     # ---- what may be claimed ----------------------------------------------------------------------------------------
 
     def matched(self, known: Known, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+        now, step = time.monotonic(), self._steps
+        # It was passed over, and for long: the engine was busy with others, and what ended then was not waited for.
+        was_away = step - known.came_in > 1 and now - known.came_at > self._options.load_deadline_ms / 2e3
+        known.came_at, known.came_in = now, step
+        if was_away and now >= known.room_until > 0 and self._may_anew(known):
+            known.room_until = 0.0
         if known.stage is not None:
-            return self._staged(known, known.stage, request, local_tokens)
-        if known.room_at == self._released and time.monotonic() < known.room_until:
+            return self._staged(known, known.stage, request, local_tokens, was_away)
+        if known.room_until and not self._room.may_try(known, now, step):
             return _LATER
         lookups = known.lookups
         if lookups is None:
@@ -100,15 +111,36 @@ class Claims:
             return self._unanswered(known, "lookup")
         if not known.hear(self._groups):
             return self._unanswered(known, "lookup")
+        known.ask_until = 0.0
         if not lookups.spared:
             self._lookup_slow = False
         return self._begin(known, request, local_tokens)
 
+    def _may_anew(self, known: Known) -> bool:
+        known.anew += 1
+        return known.anew <= MAX_ANEW
+
     def _unanswered(self, known: Known, why: str) -> tuple[int | None, bool]:
         """A node that is silent is not asked again, and who waits for it does so once."""
+        if known.lookups is not None and known.lookups.busy and self._asks_later(known):
+            return _LATER
         if known.asked < MAX_LOOKUPS and self.look_up(known):
             return _LATER
         return self._deny(known, why)
+
+    def _asks_later(self, known: Known) -> bool:
+        """More ask at once than the link takes: the node was not asked. It is once others were answered, until a load would end."""
+        now = time.monotonic()
+        known.ask_until = known.ask_until or now + self._deadline_ms(len(known.hashes) * self._hash_tokens) / 1e3
+        if now >= known.ask_until:
+            return False
+        if self._full_in == self._steps:
+            return True
+        known.asked -= 1
+        asks = self.look_up(known)
+        if asks and known.lookups is not None and known.lookups.busy:
+            self._full_in = self._steps
+        return asks
 
     def _not_asked(self, known: Known, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """The node was not there when it came, or it comes again after it was admitted once."""
@@ -154,6 +186,7 @@ class Claims:
             return self._deny(known, "slow")
         deadline_s = max(deadline_ms / 1e3, await_s)
         stage = known.stage = Stage(lookups, self._node.copies, prefixes, local_tokens, end, deadline_s, await_s)
+        self._room.leased += 1
         self._add("loads", 1)
         if options.patience_us and self.standing.wait(stage):
             return self._staged(known, stage, request, local_tokens)
@@ -179,7 +212,9 @@ class Claims:
         self._add("promises", 1)
         return until, self._options.promise_deadline_ms / 1e3
 
-    def _staged(self, known: Known, stage: Stage, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+    def _staged(
+        self, known: Known, stage: Stage, request: Any, local_tokens: int, was_away: bool = False
+    ) -> tuple[int | None, bool]:
         if stage.claimed:
             return _NOTHING
         stage.asked_at = time.monotonic()
@@ -194,10 +229,16 @@ class Claims:
         if bad:
             self._add("bad_blocks", bad)
         ready = stage.ready_tokens or 0
-        if ready < stage.end_tokens and stage.reason == "capacity" and self._waits_for_room(known, stage):
-            return _LATER
+        if ready < stage.end_tokens and stage.reason in NO_ROOM:
+            if self._waits_for_room(known, stage):
+                return _LATER
+        elif known.room_until:
+            self._room.has(known)
         if ready <= stage.first_tokens:
             self.leave(known)
+            if stage.reason == "deadline" and was_away and self._may_anew(known):
+                self._forget(known)
+                return self._not_asked(known, request, local_tokens)
             # It is not what the lookup said: what is missing or bad is stored again, once it is computed.
             known.offered = [0] * len(self._groups)
             return self._deny(known, stage.reason or "missing")
@@ -214,13 +255,20 @@ class Claims:
         """Many requests wait together, and of an arena a part can be leased: those that are admitted give their leases back soon. Who is in
         front of the queue waits as long for it as for a load."""
         now = time.monotonic()
-        known.room_until = known.room_until or now + self._deadline_ms(stage.end_tokens - stage.first_tokens) / 1e3
-        if now >= known.room_until:
+        until = known.room_until or now + self._deadline_ms(stage.end_tokens - stage.first_tokens) / 1e3
+        if now >= until:
             return False
-        self.leave(known)
-        known.room_at = self._released
+        known.stage = None
+        stage.release()
+        self._room.waits(known, until)
         known.stages -= 1
         return True
+
+    @staticmethod
+    def _forget(known: Known) -> None:
+        """What was staged for it has ended before the engine came to it: as if it had not been asked about."""
+        known.lookups, known.asked = None, 0
+        known.stages -= 1
 
     def _deny(self, known: Known, why: str) -> tuple[int, bool]:
         known.denied = why
@@ -232,16 +280,16 @@ class Claims:
         stage, known.stage = known.stage, None
         if stage is not None and not stage.claimed:
             stage.release()
-            self._released += 1
+            self._room.ended()
 
     # ---- plans --------------------------------------------------------------------------------------------------------
 
     def allocated(self, known: Known, blocks: Any, external_tokens: int) -> None:
         if external_tokens <= 0:
             self.leave(known)
-            known.lookups = None
+            known.lookups, known.asked = None, 0
             return
-        stage, known.stage, known.lookups = known.stage, None, None
+        stage, known.stage, known.lookups, known.asked = known.stage, None, None, 0
         ids = blocks.get_block_ids()
         try:
             if stage is None or not stage.ready_tokens:
@@ -251,6 +299,7 @@ class Claims:
             # The request waits for a load by now: it must end, and all that it was to bring is computed.
             if stage is not None:
                 stage.release()
+                self._room.ended()
             known.denied = "plan"
             self.planned.append(failed_plan(self.number(), known.name, known.behind_local(ids, self._groups)))
             raise
@@ -275,6 +324,7 @@ class Claims:
 
     def take_plans(self) -> list[LoadPlan]:
         planned, self.planned = self.planned, []
+        self._steps += 1
         self.standing.step()
         return planned
 
@@ -291,7 +341,7 @@ class Claims:
             if loading.through >= self._node.ranks:
                 del self._loading[number]
                 loading.stage.release(loading.bad)
-                self._released += 1
+                self._room.ended()
                 if loading.bad:
                     self._add("corrupt_blocks", sum(len(indexes) for indexes in loading.bad.values()))
                 ended.append((loading.request, bool(loading.bad)))
@@ -303,7 +353,7 @@ class Claims:
         for known in requests:
             if known.stage is not None and not known.stage.claimed and known.stage.asked_at < limit:
                 self.leave(known)
-                known.lookups = None
+                self._forget(known)
                 self._add("leases_expired", 1)
 
     def _add(self, name: str, count: int) -> None:

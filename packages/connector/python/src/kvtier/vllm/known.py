@@ -23,15 +23,22 @@ class Known:
     tokens: Any | None
     lookups: Lookups | None = None
     asked_at: float = 0.0
-    #: How often.
+    #: How often, since it was staged last or admitted.
     asked: int = 0
+    #: The link took no more questions: it asks again, and no longer than until then; 0: it has asked.
+    ask_until: float = 0.0
+    #: When the engine came to it last, and in which step.
+    came_at: float = 0.0
+    came_in: int = 1 << 62
+    #: How often what it waited for ended while the engine did not come.
+    anew: int = 0
     #: Per group, what the node was found to hold.
     held: list[Sequence[tuple[int, int]]] | None = None
     #: Of what nothing could be claimed: what was held, the local hit, the request's tokens. The engine asks again at each step.
     fruitless: tuple[Any, int, int] = (None, 0, 0)
     stage: Stage | None = None
     stages: int = 0
-    #: Leases of others filled what the node gives: it is not asked again until one has ended (`Claims.released`), or this is over.
+    #: Leases of others fill what the node gives: it waits for room (`Room`), and no longer than this; 0: it does not wait.
     room_until: float = 0.0
     room_at: int = -1
     #: Of another pod, which computes its prompt.

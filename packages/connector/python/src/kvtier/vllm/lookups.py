@@ -80,6 +80,11 @@ class Lookups:
                 return False
         return True
 
+    @property
+    def busy(self) -> bool:
+        """One of the questions found no place on its link."""
+        return any(request.error is not None and request.error.code == "BUSY" for request in self.asked)
+
     def wait(self, wait_s: float) -> bool:
         until = time.monotonic() + wait_s
         return all(request.wait(max(0.0, until - time.monotonic())) for request in self.asked)

@@ -1,6 +1,7 @@
 """How long the engine's loop stands for an answer: its patience, and where it has one request and no more, a little longer.
 
-Invariant: over one step no more than a patience for each request that is asked about, and the spare time once.
+Invariant: over one step no more than `STEP_PATIENCES` for all requests that are asked about together, and the spare time once. What was
+not waited for costs nothing but a step: the next one finds it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+#: A request may wait for what the node holds and for what it leases, each for a patience. Where many come at once, that is for all of them.
+STEP_PATIENCES = 2
 #: For the only request of an engine it stands so many times its patience longer in a step: vLLM would sleep, step through nothing and
 #: ask again.
 SPARE_PATIENCES = 2
@@ -30,11 +33,14 @@ class Standing:
         #: The engine has one request and no more.
         self.alone = False
         self._patience_s = patience_s
+        #: What is left of the time that this step may stand.
+        self._left_s = STEP_PATIENCES * patience_s
         #: What is left of the time that this step may stand longer then.
         self._spare_s = SPARE_PATIENCES * patience_s
 
     def step(self) -> None:
         """Another one begins."""
+        self._left_s = STEP_PATIENCES * self._patience_s
         self._spare_s = SPARE_PATIENCES * self._patience_s
 
     def wait(self, what: Awaited) -> bool:
@@ -48,9 +54,11 @@ class Standing:
         return self.alone and self._spare_s > 0 and began_lately and self._wait(stage, 0.0)
 
     def _wait(self, what: Awaited, patience_s: float) -> bool:
-        if not self.alone:
-            return what.wait(patience_s)
+        patience_s = max(0.0, min(patience_s, self._left_s))
         began = time.monotonic()
-        came = what.wait(patience_s + self._spare_s)
-        self._spare_s -= max(0.0, time.monotonic() - began - patience_s)
+        came = what.wait(patience_s + (self._spare_s if self.alone else 0.0))
+        took_s = time.monotonic() - began
+        self._left_s -= min(took_s, patience_s)
+        if self.alone:
+            self._spare_s -= max(0.0, took_s - patience_s)
         return came

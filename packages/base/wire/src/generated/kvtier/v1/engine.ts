@@ -305,7 +305,7 @@ export interface EngineLoad {
   /** KV blocks that something holds */
   usedBlocks: bigint;
   totalBlocks: bigint;
-  /** that requests which hold none yet need at most */
+  /** that requests which hold none yet need to be let in */
   waitingBlocks: bigint;
   /** seconds that the loads take which were begun */
   loadAheadS: number;
