@@ -9,7 +9,7 @@ import { join, relative } from 'node:path';
  * @param {string} text a map, as JSON
  * @param {string} from the folder that its sources are named from
  * @param {string} to the folder that they are to be named from
- * @returns {Promise<string>} for packages/base/telemetry/src/source-lines.ts
+ * @returns {Promise<Buffer>} for packages/base/telemetry/src/source-lines.ts: rows of int32, names of sources as JSON, bytes of rows (u32)
  */
 export async function linesOfOurs(text, from, to) {
   const { decode } = await import('@jridgewell/sourcemap-codec'); // set-up begins without any package
@@ -27,8 +27,9 @@ export async function linesOfOurs(text, from, to) {
       return isOurs ? [at, column, place[source], original[0], original[1]] : [at, column, -1, 0, 0];
     }),
   );
-  return JSON.stringify({
-    sources: kept.map((path) => relative(to, join(from, path))),
-    rows: Buffer.from(Int32Array.from(rows).buffer).toString('base64'),
-  });
+  const table = Buffer.from(Int32Array.from(rows).buffer);
+  const names = Buffer.from(JSON.stringify(kept.map((path) => relative(to, join(from, path)))));
+  const length = Buffer.alloc(4);
+  length.writeUInt32LE(table.length);
+  return Buffer.concat([table, names, length]);
 }

@@ -48,7 +48,9 @@ describe('whose turn it is', () => {
     expect(
       msOf([...times(20, product), ...times(10, product, fake), ...times(10, product, fake, 'node:buffer')]),
     ).toEqual([40]);
-    expect(msOf([...times(20, product), ...times(20, product, 'spawn node:internal/child_process')])).toEqual([40]);
+    expect(
+      msOf([...times(20, product), ...times(20, product, 'ChildProcess.spawn node:internal/child_process')]),
+    ).toEqual([40]);
     expect(msOf(times(40, product, 'node:internal/process'))).toEqual([80]);
   });
 

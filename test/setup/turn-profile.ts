@@ -50,7 +50,7 @@ export function productRuns(profile: Profile, root: string, turn: Turn): Product
         const path = url.replace(/^file:\/\//, '').split('?')[0]!;
         const kind = path.startsWith(root) ? kindOf(path.slice(root.length)) : 'neither';
         if (runner.test(path)) called = true;
-        if (path === forker && functionName === 'spawn') forks = true;
+        if (path === forker && functionName.endsWith('.spawn')) forks = true;
         if (kind !== 'neither')
           frames.push({ kind, text: `${path.slice(root.length)}:${lineNumber + 1} ${functionName}` });
       }

@@ -239,7 +239,7 @@ export class WriteDown {
       for (let key = hottest, entry = this.#dirty.get(key); entry !== undefined; entry = this.#dirty.get(key)) {
         this.#clean(key);
         path.push(entry);
-        key = namespace.key + (this.#options.arena.get(namespace, entry.hash)!.parent ?? '');
+        key = namespace.key + (this.#options.arena.get(namespace, entry.hash)?.parent ?? '');
       }
       for (const { hash, payloadBytes } of path.reverse()) this.#add(namespace, hash, payloadBytes);
     }
