@@ -4,7 +4,8 @@
  */
 import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { join, relative } from 'node:path';
+import { stripVTControlCharacters } from 'node:util';
 import { beside, foreground, root } from './command.mjs';
 
 /**
@@ -12,8 +13,8 @@ import { beside, foreground, root } from './command.mjs';
  * @param {readonly string[]} args further arguments for vitest: paths, -t NAME
  * @param {{by?: typeof foreground, without?: readonly string[]}} options `by`: how vitest is run; `without`: slow test files that are left
  *   out, and folders, with a slash at their end
- * @returns {Promise<{code: number, passed: number, failed: number, skipped: string[], flaky: string[]}>} `flaky`: passed only
- *   at their second attempt
+ * @returns {Promise<{code: number, passed: number, failed: number, skipped: string[], flaky: string[], failures: string[]}>} `flaky`: passed
+ *   only at their second attempt; `failures`: a line for each test, or file, that failed
  */
 export async function runVitest(projects, args, { by = foreground, without = [] } = {}) {
   const folder = mkdtempSync(join(tmpdir(), 'kvtier-test-'));
@@ -33,25 +34,35 @@ export async function runVitest(projects, args, { by = foreground, without = [] 
     const env = { ...process.env, KVTIER_FLAKY_REPORT: flakyReport, KVTIER_TEST_WITHOUT: without.join(',') };
     const code = await by(process.execPath, command, { env });
     const flaky = existsSync(flakyReport) ? readFileSync(flakyReport, 'utf8').trim().split('\n') : [];
-    const counts = { code, passed: 0, failed: 0, skipped: [], flaky };
+    const counts = { code, passed: 0, failed: 0, skipped: [], flaky, failures: [] };
     let files;
     try {
       files = JSON.parse(readFileSync(report, 'utf8')).testResults;
     } catch {
       return { ...counts, code: code || 1 }; // it broke before it could report; its own output says why
     }
-    for (const file of files) {
-      if (file.status === 'failed' && file.assertionResults.length === 0) counts.failed += 1; // could not be loaded
-      for (const test of file.assertionResults) {
-        if (test.status === 'passed') counts.passed += 1;
-        else if (test.status === 'failed') counts.failed += 1;
-        else counts.skipped.push(test.fullName);
-      }
-    }
+    for (const file of files) countInto(counts, file);
     return counts;
   } finally {
     rmSync(folder, { recursive: true, force: true });
   }
+}
+
+/** Adds one file of vitest's JSON report. A file fails without a test that does when it cannot be loaded, or a hook of its own fails. */
+export function countInto(counts, file) {
+  const failedBefore = counts.failed;
+  for (const test of file.assertionResults) {
+    if (test.status === 'passed') counts.passed += 1;
+    else if (test.status === 'failed') fail(counts, file, test.fullName, test.failureMessages?.[0]);
+    else counts.skipped.push(test.fullName);
+  }
+  if (file.status === 'failed' && counts.failed === failedBefore) fail(counts, file, 'the file itself', file.message);
+}
+
+function fail(counts, file, what, why = '') {
+  counts.failed += 1;
+  const reason = stripVTControlCharacters(why).trim().split('\n', 1)[0].slice(0, 300);
+  counts.failures.push(`${relative(root, file.name)} > ${what}${reason === '' ? '' : `: ${reason}`}`);
 }
 
 /**
@@ -81,11 +92,13 @@ export const together = (a, b) => ({
   failed: a.failed + b.failed,
   skipped: [...a.skipped, ...b.skipped],
   flaky: [...a.flaky, ...b.flaky],
+  failures: [...a.failures, ...b.failures],
 });
 
-/** Prints what was flaky or skipped and, as the very last line, the counts that CI reads. */
-export function closingLine({ passed, failed, skipped, flaky }) {
-  for (const name of flaky) process.stdout.write(`FLAKY, a defect to mend: ${name}\n`);
+/** Prints what was skipped, flaky or failed, where it is found last, and as the very last line the counts that CI reads. */
+export function closingLine({ passed, failed, skipped, flaky, failures = [] }) {
   for (const name of skipped) process.stdout.write(`skipped: ${name}\n`);
+  for (const name of flaky) process.stdout.write(`FLAKY, a defect to mend: ${name}\n`);
+  for (const line of failures) process.stdout.write(`FAILED  ${line}\n`);
   process.stdout.write(`${passed} passed, ${failed} failed, ${skipped.length} skipped\n`);
 }
