@@ -139,15 +139,17 @@ it('never more than `windowBytes` in flight on a stream', async () => {
   expect(peakBytes).toBeLessThanOrEqual(windowBytes);
 });
 
-/** The disk below another giving node, with each block's reads counted, and held back for a while. */
-async function countedNode(options: Partial<Parameters<typeof GivingNode.open>[1]> = {}) {
+const forAWhile = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, 300));
+
+/** The disk below another giving node, with each block's reads counted, and held back. */
+async function countedNode(options: Partial<Parameters<typeof GivingNode.open>[1]> = {}, holdBack = forAWhile) {
   const reads = new Map<HashKey, number>();
   const below = new Proxy(disk, {
     get: (target, name: keyof DiskTier) => {
       if (name === 'read') {
         return async (...[namespace, blocks, onDone]: Parameters<DiskTier['read']>) => {
           for (const { hash } of blocks) reads.set(hash, (reads.get(hash) ?? 0) + 1);
-          await new Promise((resolve) => setTimeout(resolve, 300));
+          await holdBack();
           return target.read(namespace, blocks, onDone);
         };
       }
@@ -202,20 +204,45 @@ it('what the node reads itself is not read once more for a peer', async () => {
   await counted.close();
 });
 
-it("peers' reads from below take an eighth of the arena at most", async () => {
+it("peers' reads from below take an eighth of the arena at most, and those that find no slot wait for one", async () => {
   const many = Array.from({ length: 40 }, (_, i) => hashNamed(`many ${i}`));
   await remote.write(disk, space, many, payloadBytes);
   const own = Array.from({ length: 160 }, (_, i) => hashNamed(`own ${i}`));
   for (const hash of own) await remote.write(remote.tier, space, [hash], payloadBytes);
   const before = remote.tier.stats();
-  const { counted, reads } = await countedNode();
-  const one = fetchingTier(local, loops, [counted.server.port]);
-  await until('it is seen', () => one.lookup(space, many) === many.length && one.stats().detail!.usable_peers === 1);
-  const statuses = await local.read(one, space, many, payloadBytes);
-  expect(new Set(statuses)).toEqual(new Set(['ready', 'failed']));
+  const node = await GivingNode.open(remote, { below: disk });
+  const others = [1, 2].map(() => fetchingTier(local, loops, [node.server.port]));
+  for (const each of others)
+    await until(
+      'it is seen',
+      () => each.lookup(space, many) === many.length && each.stats().detail!.usable_peers === 1,
+    );
+  const statuses = await Promise.all(others.map((each) => local.read(each, space, many, payloadBytes)));
+  expect(statuses).toEqual(others.map(() => many.map(() => 'ready')));
   const evicted = remote.tier.stats().evictions - before.evictions;
   expect(evicted * 45_056).toBeLessThanOrEqual((8 << 20) / 8);
-  expect(reads.size).toBe(statuses.filter((status) => status === 'ready').length);
+  expect(node.server.counts.declined).toBe(0);
+  for (const each of others) await each.close();
+  await node.close();
+});
+
+it('reads from below that do not end cost those behind them half a second, and their connection stays', async () => {
+  const many = Array.from({ length: 40 }, (_, i) => hashNamed(`many ${i}`));
+  await remote.write(disk, space, many, payloadBytes);
+  let goOn = (): void => {};
+  const held = new Promise<void>((resolve) => {
+    goOn = resolve;
+  });
+  const { counted, reads } = await countedNode({}, () => held);
+  const one = fetchingTier(local, loops, [counted.server.port]);
+  await until('it is seen', () => one.lookup(space, many) === many.length && one.stats().detail!.usable_peers === 1);
+  const reading = local.read(one, space, many, payloadBytes);
+  await until('the others are given up', () => counted.server.counts.declined > 0 && reads.size > 0);
+  goOn();
+  const statuses = await reading;
+  expect(statuses.filter((status) => status === 'ready').length).toBe(reads.size);
+  expect(statuses.filter((status) => status === 'failed').length).toBe(many.length - reads.size);
+  expect(one.stats().detail!.usable_peers).toBe(1);
   await one.close();
   await counted.close();
 });

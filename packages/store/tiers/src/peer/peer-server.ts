@@ -3,7 +3,7 @@
  * sends them the blocks that they ask for over data connections.
  *
  * Invariants: a block that is being sent is pinned, or lies in a slot of its own, until the last byte went out; slots lent to
- * reads from below are bounded; who does not prove itself is told nothing, and costs a bounded wait.
+ * reads from below are bounded, and who finds none waits in a line; who does not prove itself is told nothing, and costs a bounded wait.
  */
 import { Buffer } from 'node:buffer';
 import { randomBytes } from 'node:crypto';
@@ -11,16 +11,17 @@ import { createServer, type Server, type Socket } from 'node:net';
 import { createServer as createTlsServer } from 'node:tls';
 import { type ArenaHandle, native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
-import { decodeHeader, type HashKey, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
+import { type HashKey, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
 import type { Log } from '@kvtier/runtime';
 import type { ArenaTier } from '../arena/arena-tier.ts';
 import { identitiesOf } from '../disk/disk-io.ts';
 import { Slices } from '../kit/slices.ts';
-import type { ReadStatus, Tier } from '../kit/tier.ts';
+import type { Tier } from '../kit/tier.ts';
 import { Announcer } from './announcer.ts';
 import { type Control, greet, type PeerSecurity, sessionBytes } from './control.ts';
 import { maxHashes } from './frames.ts';
 import type { PeerLoops, PeerRequest } from './peer-loops.ts';
+import { ReadsBelow } from './reads-below.ts';
 import { Strangers } from './strangers.ts';
 
 export interface PeerServerOptions {
@@ -50,18 +51,6 @@ export interface PeerServerOptions {
   readonly endPin?: ((namespace: Namespace, ticket: Buffer) => void) | undefined;
 }
 
-/** A block from below in a slot of its own. One read serves all who ask for it meanwhile, and the slot all who are sent it. */
-interface Lending {
-  readonly slot: number;
-  readonly slotBytes: number;
-  /** 0: it has not come yet. */
-  objectBytes: number;
-  /** Who waits for it. */
-  readonly waiting: PeerRequest[];
-  /** The read, and each sending. */
-  users: number;
-}
-
 const defaultHeartbeatMs = 1000;
 /** A node that gives and says nothing for so many heartbeats is left alone by who fetches from it. */
 export const silentHeartbeats = 5;
@@ -76,14 +65,11 @@ export class PeerServer {
   readonly #server: Server;
   readonly #controls = new Set<Control>();
   readonly #strangers: Strangers;
-  readonly #maxLentBytes: number;
-  /** By namespace and hash. */
-  readonly #lendings = new Map<string, Lending>();
+  readonly #below: ReadsBelow;
   readonly #heartbeatMs: number;
   /** What is told, and what is heard: all peers share each turn. */
   readonly #telling = new Slices();
   readonly #hearing = new Slices();
-  #lentBytes = 0;
   #reading = 0;
   /** Blocks that a peer calls corrupt, to be looked at; what does not fit is looked at when it is asked for again. */
   readonly #suspects: { readonly namespace: Namespace; readonly hash: HashKey }[] = [];
@@ -115,8 +101,14 @@ export class PeerServer {
   private constructor(options: PeerServerOptions) {
     this.#options = options;
     this.#heartbeatMs = options.heartbeatMs ?? defaultHeartbeatMs;
-    const { security, slots, maxStrangers = 32, maxLentBytes = 256 << 20 } = options;
-    this.#maxLentBytes = Math.min(maxLentBytes, Math.floor(slots.stats().capacityBytes / 8));
+    const { arena, slots, below, arriving, security, maxStrangers = 32, maxLentBytes = 256 << 20 } = options;
+    this.#below = new ReadsBelow({
+      ...{ arena, slots, below, arriving },
+      maxLentBytes: Math.min(maxLentBytes, Math.floor(slots.stats().capacityBytes / 8)),
+      send: (...of) => this.#send(...of),
+      decline: (...of) => this.#decline(...of),
+      serveAnew: (...of) => this.#serve(...of),
+    });
     this.#strangers = new Strangers(maxStrangers);
     const onSocket = (socket: Socket): void => {
       void this.#welcome(socket).catch((error: unknown) => this.#refused(socket, error));
@@ -155,6 +147,7 @@ export class PeerServer {
     const ended = new Promise<void>((resolve) => this.#server.close(() => resolve()));
     for (const control of this.#controls) control.end(new KvError('DISCONNECTED', 'peer: this node is closing'));
     this.#strangers.end();
+    this.#below.end();
     await ended;
     // Reads from below end within their tier's limit; what is being sent ends with its session.
     while (this.#reading > 0) await new Promise((resolve) => setTimeout(resolve, 5));
@@ -217,9 +210,10 @@ export class PeerServer {
     log.info({ from: socket.remoteAddress, epoch: peerEpoch.toString(16) }, 'a peer came');
   }
 
-  #serve(requests: readonly PeerRequest[]): void {
+  /** `hasWaited`: they come from the line, and stand before those in it. */
+  #serve(requests: readonly PeerRequest[], hasWaited = false): void {
     const { slots } = this.#options;
-    const deeper = new Map<string, { namespace: Namespace; wanted: { request: PeerRequest; hash: HashKey }[] }>();
+    const deeper = new Map<string, { namespace: Namespace; wanted: Parameters<ReadsBelow['serve']>[1][number][] }>();
     let namespace: Namespace | undefined;
     for (const request of requests) {
       // Requests of one read come together.
@@ -231,7 +225,7 @@ export class PeerServer {
       const block = slots.get(namespace, hash);
       if (block === undefined) {
         const group = deeper.get(namespace.key) ?? { namespace, wanted: [] };
-        group.wanted.push({ request, hash });
+        group.wanted.push({ request, nameOf: (known) => hashOf(hash, known) });
         deeper.set(namespace.key, group);
       } else if (headerBytes + block.payloadBytes > request.slotBytes) this.#decline(request, 'missing');
       else {
@@ -241,88 +235,8 @@ export class PeerServer {
     }
     for (const { namespace, wanted } of deeper.values()) {
       this.#reading++;
-      void this.#serveFromBelow(namespace, wanted).finally(() => this.#reading--);
+      void this.#below.serve(namespace, wanted, hasWaited).finally(() => this.#reading--);
     }
-  }
-
-  async #serveFromBelow(namespace: Namespace, wanted: { request: PeerRequest; hash: HashKey }[]): Promise<void> {
-    const { below, arriving } = this.#options;
-    const reading: { hash: HashKey; slot: number; lending: Lending }[] = [];
-    for (const { request, hash } of wanted) {
-      const name = hashOf(hash, (key) => below?.lookup(namespace, [key]) === 1);
-      const slotBytes = this.#bytesBelow(namespace, name, request.slotBytes);
-      const own = arriving?.(namespace, name);
-      const lending = this.#lendings.get(namespace.key + name);
-      // Nothing is read that is known to be larger; the size of the slot is a stranger's word (`Tier.read`).
-      if (slotBytes === undefined || slotBytes > request.slotBytes) this.#decline(request, 'missing');
-      else if (own !== undefined) void own.then(() => this.#serve([request]));
-      else if (lending !== undefined) this.#lendTo(request, namespace, name, lending);
-      else {
-        const lent = this.#lend(namespace, name, slotBytes);
-        if (lent === undefined) this.#decline(request, 'failed');
-        else {
-          lent.waiting.push(request);
-          reading.push({ hash: name, slot: lent.slot, lending: lent });
-        }
-      }
-    }
-    if (below === undefined || reading.length === 0) return;
-    const ended = (index: number, status: ReadStatus): void => {
-      const { hash, lending } = reading[index]!;
-      this.#arrived(namespace, hash, lending, status);
-    };
-    await below.read(namespace, reading, ended, 'guessed');
-  }
-
-  /** The read has ended. */
-  #arrived(namespace: Namespace, hash: HashKey, lending: Lending, status: ReadStatus): void {
-    const bytes = status === 'ready' ? native.arenaRead(this.#options.arena, lending.slot, headerBytes) : undefined;
-    const header = bytes === undefined ? undefined : decodeHeader(bytes);
-    const requests = lending.waiting.splice(0);
-    if (header === undefined || 'error' in header) {
-      for (const request of requests) this.#decline(request, status === 'failed' ? 'failed' : 'missing');
-    } else {
-      lending.objectBytes = headerBytes + header.payloadBytes;
-      for (const request of requests) this.#lendTo(request, namespace, hash, lending);
-    }
-    this.#giveBack(namespace, hash, lending);
-  }
-
-  #lendTo(request: PeerRequest, namespace: Namespace, hash: HashKey, lending: Lending): void {
-    const { slot, objectBytes, waiting } = lending;
-    if (objectBytes === 0) waiting.push(request);
-    else if (objectBytes > request.slotBytes) this.#decline(request, 'missing');
-    else {
-      lending.users++;
-      this.#send(request, slot, objectBytes, () => this.#giveBack(namespace, hash, lending));
-    }
-  }
-
-  /** Bytes of slot for a read from below; undefined: it is not there, or fits into no slot. */
-  #bytesBelow(namespace: Namespace, hash: HashKey, otherwise: number): number | undefined {
-    const { slots, below } = this.#options;
-    if (below === undefined || below.lookup(namespace, [hash]) === 0) return undefined;
-    const bytes = below.objectBytes?.(namespace, hash, otherwise) ?? otherwise;
-    if (bytes < 2 * headerBytes || bytes - headerBytes > slots.maxPayloadBytes) return undefined;
-    return bytes;
-  }
-
-  /** However small the arena, one block at a time may be lent. */
-  #lend(namespace: Namespace, hash: HashKey, slotBytes: number): Lending | undefined {
-    if (this.#lentBytes > 0 && this.#lentBytes + slotBytes > this.#maxLentBytes) return undefined;
-    const slot = this.#options.slots.allocate(namespace, slotBytes - headerBytes);
-    if (slot === undefined) return undefined;
-    this.#lentBytes += slotBytes;
-    const lending = { slot, slotBytes, objectBytes: 0, waiting: [], users: 1 };
-    this.#lendings.set(namespace.key + hash, lending);
-    return lending;
-  }
-
-  #giveBack(namespace: Namespace, hash: HashKey, lending: Lending): void {
-    if (--lending.users > 0) return;
-    this.#lendings.delete(namespace.key + hash);
-    this.#lentBytes -= lending.slotBytes;
-    this.#options.slots.free(lending.slot);
   }
 
   #send(request: PeerRequest, slot: number, objectBytes: number, onSent: () => void): void {
@@ -357,7 +271,7 @@ export class PeerServer {
 
   /** Removes those that are corrupt indeed, in the arena and below. */
   async #lookAtSuspects(): Promise<void> {
-    const { slots, below, arena } = this.#options;
+    const { slots, arena } = this.#options;
     for (let next = this.#suspects.shift(); next !== undefined; next = this.#suspects.shift()) {
       const { namespace, hash } = next;
       const block = slots.get(namespace, hash);
@@ -369,16 +283,7 @@ export class PeerServer {
         if (fault !== 0 && slots.remove(namespace, [hash], 'corrupt') === 1) this.counts.corrupt++;
         slots.unpin(namespace, hash);
       }
-      // A tier verifies what it reads, and forgets what is corrupt. One that is being read is being verified.
-      const slotBytes = below?.objectBytes?.(namespace, hash);
-      if (below === undefined || slotBytes === undefined || this.#lendings.has(namespace.key + hash)) continue;
-      const lending = this.#lend(namespace, hash, slotBytes);
-      if (lending === undefined) continue;
-      const ended = (_: number, status: ReadStatus): void => {
-        if (status === 'corrupt') this.counts.corrupt++;
-        this.#arrived(namespace, hash, lending, status);
-      };
-      await below.read(namespace, [{ hash, slot: lending.slot }], ended, 'guessed');
+      await this.#below.verify(namespace, hash, () => this.counts.corrupt++);
     }
   }
 }
