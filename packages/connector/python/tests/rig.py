@@ -27,6 +27,8 @@ BLOCK_TOKENS = 16
 NAMESPACE = hashlib.sha256(b"the tests of the Python package").digest()
 #: How a cache node is started: a command as JSON, from test/e2e/python.slow.test.ts.
 NODE = json.loads(os.environ.get("KVTIER_TEST_NODE", "[]"))
+#: So long a program may take to start, to say its line or to end: on a machine that stands still for a minute that is no defect of it.
+PROGRAM_S = 180.0
 
 
 def until(what: str, happens: Callable[[], Any], limit_s: float = 30.0, seen: Callable[[], object] | None = None) -> Any:
@@ -94,7 +96,7 @@ class Node:
         environment = {**os.environ, "KVTIER_CONFIG": json.dumps(self.config)}
         environment.pop("NODE_CHANNEL_FD", None)
         self.process = subprocess.Popen([*self.host, *self.prefix, *NODE], env=environment, stdin=subprocess.DEVNULL)
-        until("the node serves", self._serves, 60)
+        until("the node serves", self._serves, PROGRAM_S)
 
     def _serves(self) -> bool:
         assert self.process is not None
@@ -117,7 +119,7 @@ class Node:
                 self.send(number)
                 if self.process.poll() is None and number != signal.SIGKILL:
                     self.send(signal.SIGCONT)
-            self.process.wait(60)
+            self.process.wait(PROGRAM_S)
             self.process = None
 
     def remove(self) -> None:

@@ -21,7 +21,7 @@ from unittest import mock
 
 import kvtier
 from kvtier import hold, native
-from rig import numbers, until
+from rig import PROGRAM_S, numbers, until
 
 ID = 0x1234_5678_9ABC_DEF0
 BYTES = 4 << 20
@@ -376,7 +376,7 @@ class Package(unittest.TestCase):
     def said(self, **env: str) -> str:
         program = "import kvtier\ntry: kvtier.Copies()\nexcept kvtier.KvError as error: print(error.code, error)"
         plain = {key: value for key, value in os.environ.items() if key != "KVTIER_LIBRARY"}
-        done = subprocess.run([sys.executable, "-O", "-c", program], env={**plain, **env}, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-O", "-c", program], env={**plain, **env}, capture_output=True, text=True, timeout=PROGRAM_S)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
@@ -404,7 +404,7 @@ class Package(unittest.TestCase):
             other.write_bytes(library)
             program = f"import sys; sys.path.insert(0, {str(backend.parent)!r}); import build_backend as b; print(b.build_wheel({str(folder)!r}))"
             env = {**os.environ, "KVTIER_LIBRARY": str(other)}
-            done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+            done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=PROGRAM_S)
             if not machine:
                 self.assertIn("is not a library for any of x86_64, aarch64", done.stderr)
                 continue

@@ -15,7 +15,7 @@ import unittest
 from array import array
 
 import kvtier
-from rig import numbers, until
+from rig import PROGRAM_S, numbers, until
 from standin import NOT_SUPPORTED, OUT_OF_MEMORY, Driver
 
 DRIVER = Driver()
@@ -415,7 +415,7 @@ class Refusing(DeviceCase):
             "except kvtier.KvError as error: print(error.code, error)\n"
         )
         env = {**os.environ, "KVTIER_CUDA_DRIVER": "libkvtier-no-such-driver.so.1"}
-        said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60).stdout
+        said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=PROGRAM_S).stdout
         self.assertRegex(said, r"^SETUP .*no NVIDIA driver \(libkvtier-no-such-driver.so.1\) on this machine; install one\n$")
 
 

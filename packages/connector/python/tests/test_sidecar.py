@@ -111,7 +111,7 @@ class Containers(NodeCase):
 
     def end(self, process: subprocess.Popen[str]) -> None:
         process.kill()
-        process.wait(30)
+        process.wait(rig.PROGRAM_S)
         if process.stdout is not None:
             process.stdout.close()
 

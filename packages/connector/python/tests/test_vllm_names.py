@@ -19,6 +19,7 @@ os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
 
 from engine_memory import make_layers
 from engine_parts import FullAttentionSpec, MLAAttentionSpec
+from rig import PROGRAM_S
 from kvtier import weights
 from kvtier.vllm import halves, identity, layouts, options, versions
 from kvtier.vllm.bases import KVConnectorRole
@@ -320,7 +321,7 @@ class Weights(unittest.TestCase):
     def run_main(self, *arguments: str, **env: str) -> tuple[int, str, str]:
         source = str(Path(weights.__file__).parents[1])
         plain = {"PATH": os.environ["PATH"], "PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(self.folder), **env}
-        done = subprocess.run([sys.executable, "-m", "kvtier.weights", *arguments], env=plain, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-m", "kvtier.weights", *arguments], env=plain, capture_output=True, text=True, timeout=PROGRAM_S)
         return done.returncode, done.stdout, done.stderr
 
     def test_by_content_and_read_once(self) -> None:

@@ -77,7 +77,7 @@ it.each([
         late.push(Promise.resolve(sent).catch((why) => why.code));
       late.push(Promise.resolve(events.end([{ late: 4 }])));
     };
-    const large = events[sent]([{ text: 'x'.repeat(8 << 20) }]);
+    const large = events[sent]([{ text: 'x'.repeat(4 << 20) }]);
     const failed = events.fail({ error: 'one' });
     sendLate(); // and again while it is written, and when it is
     await large;
