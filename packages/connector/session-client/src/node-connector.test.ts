@@ -108,8 +108,8 @@ it('without a node nothing is matched, loaded or stored, and nothing waits', asy
 });
 
 it('a node that is not there yet is worth a warning after 30 s, one that was there at once', async () => {
-  rig = new ConnectorRig({ timers: fastTimers(20) });
   const begin = performance.now();
+  rig = new ConnectorRig({ timers: fastTimers(20) });
   await until(() => rig.warnings.length > 0, 'a warning', 10_000); // it comes after 1.5 s, where nobody keeps us waiting
   expect((performance.now() - begin) * 20).toBeGreaterThan(29_900);
   expect(rig.warnings).toEqual(['no session with the cache node yet']);

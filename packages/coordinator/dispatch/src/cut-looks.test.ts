@@ -271,4 +271,4 @@ it('nobody waits for long for a worker that is open, each has one outcome, and n
       numRuns: 150,
     },
   );
-}, 60_000);
+}, 120_000);

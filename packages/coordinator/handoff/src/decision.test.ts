@@ -10,7 +10,9 @@ const worse = (a: Decision, b: Decision): boolean =>
   (a.expected.misses === b.expected.misses && a.expected.costS > b.expected.costS * 1.0001 + 1e-9);
 
 describe('whatever the figures', () => {
-  it('only one that may compute is asked, for blocks that are lacking, and the reason says what was decided', () => {
+  it('only one that may compute is asked, for blocks that are lacking, and the reason says what was decided', {
+    timeout: 120_000,
+  }, () => {
     fc.assert(
       fc.property(questions, (asked) => {
         const { reason, split, expected, alone, isLacking } = decide(asked);

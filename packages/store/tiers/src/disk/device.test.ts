@@ -3,7 +3,7 @@
  * that the segments are too small for. Faults are injected where the native queue hands completions over
  * (`native.ioFault`); all behind it is the real path. A full file system is in full-disk.slow.test.ts.
  */
-import { existsSync, readdirSync, rmSync } from 'node:fs';
+import { existsSync, readdirSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { native } from '@kvtier/data-plane';
@@ -190,6 +190,8 @@ it('a folder that was removed, and is another node’s by now, is left alone unt
   const log = { ...silentLog, warn: ({ reason }: { reason?: string }) => void reasons.push(reason ?? '') };
   const tier = await open({ log });
   await bench.write(tier, space, names('before', 4), payloadBytes);
+  // It would make its next file in the other one's folder.
+  await vi.waitUntil(() => readdirSync(join(bench.dir, 'a')).includes('segment-00000002.kvs'), patience);
   rmSync(join(bench.dir, 'a'), { recursive: true });
   const other = await open();
   const chain = names('theirs', 20);
@@ -391,6 +393,8 @@ describe('what a device held is dropped in slices', () => {
     const chain = names('striped', 64);
     await Promise.all(chain.map((hash) => bench.write(tier, space, [hash], payloadBytes)));
     const lost = tier.devices[1]!;
+    const away = join(bench.dir, 'away'); // there its folder keeps it out of service for as long as this looks
+    renameSync(lost.dir, away);
     lost.fail(new Error('gone'));
     const found = await bench.read(tier, space, chain, payloadBytes);
     const failed = new Set(chain.filter((_, i) => found[i] !== 'ready'));
@@ -398,13 +402,16 @@ describe('what a device held is dropped in slices', () => {
     expect(found.filter((status) => status === 'missing')).toHaveLength(failed.size);
     for (const hash of failed) expect(tier.lookup(space, [hash])).toBe(0);
     expect(seen).toEqual({ cleared: 0, held: new Set(chain.filter((hash) => !failed.has(hash))) });
+    renameSync(away, lost.dir);
     await vi.waitUntil(() => lost.inService, patience);
     expect(seen).toEqual({ cleared: 0, held: new Set(chain) });
     expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+    renameSync(lost.dir, away);
     lost.fail(new Error('gone again'));
     const again = await bench.write(tier, space, [...failed], payloadBytes);
     expect(again).toEqual([...failed].map(() => 'stored'));
     expect(await bench.read(tier, space, [...failed], payloadBytes)).toEqual(again.map(() => 'ready'));
+    renameSync(away, lost.dir);
     await vi.waitUntil(() => lost.inService, patience);
     expect(seen).toEqual({ cleared: 0, held: new Set(chain) });
     tier.checkIntegrity();
