@@ -33,7 +33,7 @@ import {
   planCapacity,
 } from './options.ts';
 import { Patience } from './patience.ts';
-import { unfinishedSuffix } from './recovery.ts';
+import { isUnreadable, unfinishedSuffix } from './recovery.ts';
 import { reinsertHot } from './reinsertion.ts';
 import { Retries } from './retries.ts';
 import type { Segment } from './segment.ts';
@@ -95,7 +95,10 @@ export class DiskDevice {
   #checkpointedMs: number;
   #closed = false;
 
-  /** Lock the folder, recover what it holds. KvError CONFIG, LOCKED or IO when it cannot be used. */
+  /**
+   * Lock the folder, recover what it holds. KvError CONFIG, LOCKED or IO when it cannot be used. One that answers EIO begins out of
+   * service: a broken device is no reason for a node not to start.
+   */
   static async open(
     number: number,
     place: DiskPlace,
@@ -110,6 +113,12 @@ export class DiskDevice {
       device.#reason = '';
       return device;
     } catch (error) {
+      if (isUnreadable(error)) {
+        device.#pool?.stop(true);
+        device.#reason = '';
+        device.fail(error);
+        return device;
+      }
       await device.close();
       throw KvError.from(error, 'IO');
     }
@@ -306,7 +315,7 @@ export class DiskDevice {
         this.io.closeFile(this.files, segment.file);
         this.#owner.index.unregister(segment);
       }
-      this.#pool!.segments.clear();
+      this.#pool?.segments.clear();
       this.#removedOfNext = [];
       this.#failureOfNext = undefined;
       this.#isListing = true;
@@ -330,6 +339,7 @@ export class DiskDevice {
     } catch (error) {
       this.#isListing = false;
       if (this.#closed) return;
+      this.#pool?.stop(true); // what it would write says that the blocks that are dropped now are gone
       this.#owner.index.drop(this.segments, false);
       const fields = { dir: this.dir, reason: KvError.from(error).message, retryMs: this.#retries.failedAgain() };
       this.#options.log.warn(fields, 'a device of the disk tier is still out of service');

@@ -282,17 +282,23 @@ export class DiskTier implements Tier {
       for (const device of this.#devices) {
         const own = found.filter(({ segment }) => segment.device === device.number);
         if (own.length === 0) continue;
-        const rows = own.map(({ index, slot, entry, segment, page }): ObjectRow => {
+        const names = own.map(({ entry }) => table.hash(entry));
+        const rows = own.map(({ index, slot, entry, segment, page }, at): ObjectRow => {
           segment.uses++;
-          const bytes = table.pages(entry) * pageBytes;
+          const place = { file: segment.file, offset: page * pageBytes, bytes: table.pages(entry) * pageBytes, slot };
+          let isAlone = own.length === 1;
           const ended = (result: number): void => {
+            if (result === -eio && !isAlone && device.canRead) {
+              isAlone = true; // one bad page fails all that travels with it: each of them is read again by itself
+              device.read([{ ...place, onDone: ended }], identitiesOf(namespace, [names[at]!]));
+              return;
+            }
             segment.release();
             onDone(index, this.#readEnded(device, entry, result));
             if (--open === 0) resolve();
           };
-          return { file: segment.file, offset: page * pageBytes, bytes, slot, onDone: ended };
+          return { ...place, onDone: ended };
         });
-        const names = own.map(({ entry }) => table.hash(entry));
         try {
           device.read(rows, identitiesOf(namespace, names));
         } catch (error) {

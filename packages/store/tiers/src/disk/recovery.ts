@@ -3,14 +3,19 @@
  * none, or an old one, from a walk over the object headers; recency comes from the last checkpoint. Pure reading, apart from
  * the removal of our own leftovers, and nothing blocks the event loop.
  *
+ * A page that the device cannot read (EIO) is damage of what it belongs to, and of nothing else: a header costs its segment, a
+ * footer is made up for by the walk, a walk ends there. Only where no header at all can be read is it the device that is broken.
+ *
  * Invariants: files that are not ours by name are left alone; nothing is listed that its header, generation and checksums do
  * not vouch for (payloads are verified at every read); a later generation wins over an earlier one.
  */
 import { Buffer } from 'node:buffer';
 import { join } from 'node:path';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { native } from '@kvtier/data-plane';
 import { decodeHeader, headerBytes, slotBytesFor } from '@kvtier/identity';
 import type { Log } from '@kvtier/runtime';
+import { slicing } from '../kit/slices.ts';
 import type { DeviceFiles } from './device-files.ts';
 import {
   type Checkpoint,
@@ -59,9 +64,11 @@ export interface FoundContents {
   readonly tail: number;
 }
 
-/** All segments, by generation. */
+/** All segments, by generation. @throws what reading the first header said, where there are several and none can be read. */
 export async function findSegments(dir: string, files: DeviceFiles, log: Log): Promise<FoundSegment[]> {
   const segments: FoundSegment[] = [];
+  const damaged: string[] = [];
+  const unreadable: unknown[] = [];
   for (const name of await files.run((handle) => native.fileNames(handle, dir))) {
     const isOurLeftover = /^(segment-\d{8}\.kvs|checkpoint\.kvc|probe)\.new$/.test(name);
     if (isOurLeftover) await files.run((handle) => native.fileRemove(handle, join(dir, name)));
@@ -70,14 +77,17 @@ export async function findSegments(dir: string, files: DeviceFiles, log: Log): P
     const path = join(dir, name);
     const id = Number(match[1]);
     const bytes = await files.run((handle) => native.fileBytes(handle, path));
-    const page = bytes < pageBytes ? Buffer.alloc(0) : await readAt(files, path, 0, pageBytes);
+    const page = bytes < pageBytes ? Buffer.alloc(0) : await readAt(files, path, 0, pageBytes).catch(bad(unreadable));
     const header = decodeSegmentHeader(page);
     const isWhole = header?.id === id && header.bytes === bytes;
     if (isWhole) segments.push({ id, bytes, generation: header.generation });
-    else {
-      log.warn({ path }, 'a segment is damaged (header or size); its blocks are lost and the file is made anew');
-      await files.run((handle) => native.fileRemove(handle, path));
-    }
+    else damaged.push(path);
+  }
+  // Nothing is removed for a device that reads nothing: it may be well again, with all that it holds.
+  if (segments.length === 0 && unreadable.length > 1) throw unreadable[0];
+  for (const path of damaged) {
+    log.warn({ path }, 'a segment is damaged (header or size); its blocks are lost and the file is made anew');
+    await files.run((handle) => native.fileRemove(handle, path));
   }
   return segments.sort((a, b) => a.generation - b.generation || a.id - b.id);
 }
@@ -92,13 +102,13 @@ export async function readCheckpoint(
   const path = join(dir, checkpointName);
   const size = await files.run((handle) => native.fileBytes(handle, path));
   if (size < 0) return undefined;
-  const bytes = size > maxBytes ? Buffer.alloc(0) : await readAt(files, path, 0, size);
+  const bytes = size > maxBytes ? Buffer.alloc(0) : await readAt(files, path, 0, size).catch(bad());
   const checkpoint = decodeCheckpoint(bytes);
   if (checkpoint === undefined) log.warn({ path }, 'the checkpoint is damaged; recency is that of the places instead');
   return checkpoint;
 }
 
-/** Calls `list` for every block of a segment, by place. */
+/** Calls `list` for every block of a segment, by place. One with a page that cannot be read counts as sealed: nothing goes there. */
 export async function recoverContents(
   dir: string,
   files: DeviceFiles,
@@ -106,19 +116,25 @@ export async function recoverContents(
   list: (block: FoundBlock) => void,
 ): Promise<FoundContents> {
   const read: Reading = (position, count) => readAt(files, join(dir, segmentName(id)), position, count);
-  const footer = await readFooter(read, bytes);
-  if (footer?.id !== id || footer.generation !== generation) {
-    return { sealed: false, hasFooter: false, tail: await scan(read, pageBytes, bytes, generation, list) };
-  }
-  listRecords(footer, bytes / pageBytes, list);
-  if (footer.sealed) return { sealed: true, hasFooter: true, tail: footer.tail };
-  return { sealed: false, hasFooter: true, tail: await scan(read, footer.tail, bytes, generation, list) };
+  const unreadable: unknown[] = [];
+  const footer = await readFooter(read, bytes, unreadable);
+  const isOurs = footer?.id === id && footer.generation === generation;
+  if (isOurs) await listRecords(footer, bytes / pageBytes, list);
+  if (isOurs && footer.sealed) return { sealed: true, hasFooter: true, tail: footer.tail };
+  const tail = await scan(read, isOurs ? footer.tail : pageBytes, bytes, generation, list, unreadable);
+  return { sealed: unreadable.length > 0, hasFooter: isOurs, tail };
 }
 
-function listRecords({ namespaces, records }: Footer, segmentPages: number, list: (block: FoundBlock) => void): void {
+/** Engines are served meanwhile: no more than a slice of blocks in one turn. */
+async function listRecords(
+  { namespaces, records }: Footer,
+  segmentPages: number,
+  list: (block: FoundBlock) => void,
+): Promise<void> {
   const { words, doubles, count } = records;
   const block = blockIn(words);
   for (let i = 0, at = 0; i < count; i++, at += record.words) {
+    if (i > 0 && i % slicing.blocks === 0) await nextTurn();
     const namespace = namespaces[words[at + record.namespace]!];
     const page = words[at + record.page]!;
     const pages = words[at + record.pages]!;
@@ -152,19 +168,23 @@ const blockIn = (words: Uint32Array): FoundBlock => ({
 /** Bytes of one file: position, count. */
 type Reading = (position: number, bytes: number) => Promise<Buffer>;
 
-async function readFooter(read: Reading, bytes: number): Promise<Footer | undefined> {
-  const footerBytes = footerBytesOf(await read(bytes - pageBytes, pageBytes));
+async function readFooter(read: Reading, bytes: number, unreadable: unknown[]): Promise<Footer | undefined> {
+  const footerBytes = footerBytesOf(await read(bytes - pageBytes, pageBytes).catch(bad(unreadable)));
   if (footerBytes === undefined || footerBytes > bytes - pageBytes) return undefined;
-  return decodeFooter(await read(bytes - footerBytes, footerBytes));
+  return decodeFooter(await read(bytes - footerBytes, footerBytes).catch(bad(unreadable)));
 }
 
-/** Walk the objects of an unsealed segment, up to the first header that is not of this generation; returns where that is. */
+/**
+ * Walk the objects of a segment without a footer of all of them, up to the first header that is not of this generation, or
+ * cannot be read; returns where that is.
+ */
 async function scan(
   read: Reading,
   from: number,
   bytes: number,
   generation: number,
   list: (block: FoundBlock) => void,
+  unreadable: unknown[],
 ): Promise<number> {
   const name = Buffer.from(new ArrayBuffer(32));
   const block = blockIn(new Uint32Array(name.buffer));
@@ -172,7 +192,9 @@ async function scan(
   let windowAt = 0;
   for (let at = from; ; ) {
     if (at < windowAt || at + headerBytes > windowAt + window.length) {
-      window = await read(at, Math.min(windowBytes, bytes - at));
+      window = await read(at, Math.min(windowBytes, bytes - at)).catch(bad(unreadable));
+      // The walk goes on over what is bad in a payload: that costs its block alone, when it is read.
+      if (window.length === 0 && at < bytes) window = await read(at, pageBytes).catch(bad(unreadable));
       windowAt = at;
       if (window.length < headerBytes) return at;
     }
@@ -195,3 +217,17 @@ async function scan(
 
 const readAt = (files: DeviceFiles, path: string, position: number, bytes: number): Promise<Buffer> =>
   bytes <= 0 ? Promise.resolve(Buffer.alloc(0)) : files.run((handle) => native.fileRead(handle, path, position, bytes));
+
+const eio = 5;
+
+/** The device answers, and cannot read what was asked for. */
+export const isUnreadable = (error: unknown): boolean => (error as { errno?: number }).errno === eio;
+
+/** For `catch`: what cannot be read is like an empty file, and told in `unreadable`. Else the error goes on. */
+const bad =
+  (unreadable: unknown[] = []) =>
+  (error: unknown): Buffer => {
+    if (!isUnreadable(error)) throw error;
+    unreadable.push(error);
+    return Buffer.alloc(0);
+  };

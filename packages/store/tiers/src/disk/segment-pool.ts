@@ -140,10 +140,12 @@ export class SegmentPool {
       if (this.#stopped) throw new KvError('IO', `${this.#options.dir}: the disk tier has stopped`);
       if (this.#free.length > 0) break;
       const earlier = this.#refilling;
+      const bytes = this.#bytes;
       await this.#refill(true);
       if (earlier !== undefined || this.#free.length > 0 || this.#hasSpace() || this.#stopped) continue;
       const { dir, room } = this.#options;
       if (room.isFull) throw new NoSpaceError(dir);
+      if (this.#bytes < bytes) continue; // a smaller one went: so many of them have to that one of the new size fits
       if (this.segments.size > 0) throw new KvError('IO', `${dir}: no segment can be written to, and none can be made`);
     }
     const segment = this.#free.pop()!;
