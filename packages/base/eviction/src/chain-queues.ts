@@ -29,6 +29,12 @@ export const mostKept = 4096;
 const kinds = { queue: 0, parked: 1, behind: 2, edge: 3 };
 const kindCount = Object.keys(kinds).length;
 
+/** Of `exposed`: more than one. */
+const several = -2;
+
+/** What a walk has done with an entry; 'moved': to where the walk comes to it again, or into another queue. */
+export type Looked = 'chosen' | 'stays' | 'moved';
+
 export abstract class ChainQueues implements EvictionPolicy {
   abstract readonly name: EvictionPolicy['name'];
   protected readonly lists: EntryLists;
@@ -38,11 +44,17 @@ export abstract class ChainQueues implements EvictionPolicy {
   /** Of the walk that goes on: parents that keep their place, and entries in use that nothing follows but such, up to `mostKept`. */
   readonly #passed = new Set<EntryIndex>();
   readonly #kept = new Set<EntryIndex>();
+  /** Of each queue: it and all that is colder has been passed over, or `none`. */
+  readonly #last: Int32Array;
+  /** Of these, one that has lost its last child since, and may go now: it, or `several`, or `none`. */
+  readonly #exposed: Int32Array;
 
   /** Lists from 0 on are the queues. `mayPass`: so many parents keep their place. */
   constructor(name: string, queues: number, mayPass: number) {
     this.lists = new EntryLists(name, kindCount * queues);
     this.#queues = queues;
+    this.#last = new Int32Array(queues).fill(none);
+    this.#exposed = new Int32Array(queues).fill(none);
     this.mayPass = mayPass;
   }
 
@@ -50,7 +62,7 @@ export abstract class ChainQueues implements EvictionPolicy {
   abstract touch(entry: EntryIndex, nowUs: number): void;
   /** The first in the policy's order that `mayGo`, which it asks about each entry that it walks over. */
   protected abstract choose(mayGo: (entry: EntryIndex) => boolean): EntryIndex | undefined;
-  /** Another one that will choose the same. */
+  /** Another one that will choose the same, outside a walk. */
   protected abstract copy(): ChainQueues;
 
   get count(): number {
@@ -62,6 +74,8 @@ export abstract class ChainQueues implements EvictionPolicy {
   }
 
   remove(entry: EntryIndex): void {
+    this.#leave(entry);
+    this.#passed.delete(entry);
     this.lists.remove(entry);
     this.#place(this.links.remove(entry));
   }
@@ -84,14 +98,19 @@ export abstract class ChainQueues implements EvictionPolicy {
     mayEvict: (entry: EntryIndex) => boolean,
     isInUse: (entry: EntryIndex) => boolean = () => true,
   ): EntryIndex | undefined {
-    this.#passed.clear();
-    this.#kept.clear();
-    const mayGo = (entry: EntryIndex): boolean => {
-      if (mayEvict(entry)) return true;
-      if (this.#kept.size < mostKept && isInUse(entry)) this.#kept.add(entry);
-      return false;
-    };
-    return this.choose((entry) => this.#isLast(entry) && mayGo(entry)) ?? this.#beforeChildren(mayGo);
+    return this.next(this.#begin(mayEvict, isInUse));
+  }
+
+  evict(count: number, mayEvict: (entry: EntryIndex) => boolean): EntryIndex[] {
+    const mayGo = this.#begin(mayEvict, () => true);
+    const evicted: EntryIndex[] = [];
+    while (evicted.length < count) {
+      const found = this.next(mayGo);
+      if (found === undefined) break;
+      this.remove(found);
+      evicted.push(found);
+    }
+    return evicted;
   }
 
   /** As if everything were evicted now, one after another, and nothing used meanwhile. */
@@ -111,6 +130,31 @@ export abstract class ChainQueues implements EvictionPolicy {
           invariant(this.#asideKindOf(entry) === kind, () => `${this.name}: entry ${entry} is not where it has to be`);
         }
       }
+    }
+  }
+
+  /** The one to go next, from where the walk stands. */
+  protected next(mayGo: (entry: EntryIndex) => boolean): EntryIndex | undefined {
+    return this.choose((entry) => this.#isLast(entry) && mayGo(entry)) ?? this.#beforeChildren(mayGo);
+  }
+
+  /** From the coldest of a queue that has not been passed over yet to the one that is chosen. `look` may take its entry out. */
+  protected walk(queue: number, look: (entry: EntryIndex) => Looked): EntryIndex | undefined {
+    const exposed = this.#exposed[queue]!;
+    this.#exposed[queue] = none;
+    // Which of several is colder is not known: all are walked over again.
+    if (exposed === several) this.#last[queue] = none;
+    else if (exposed !== none && this.#last[queue] !== none) {
+      if (exposed === this.#last[queue]) this.#leave(exposed);
+      else if (look(exposed) === 'chosen') return exposed;
+    }
+    for (;;) {
+      const last = this.#last[queue]!;
+      const entry = last === none ? this.lists.coldest(queue) : this.lists.warmer(last);
+      if (entry === none) return undefined;
+      const looked = look(entry);
+      if (looked === 'chosen') return entry;
+      if (looked === 'stays' && this.lists.listOf(entry) === queue) this.#last[queue] = entry;
     }
   }
 
@@ -141,6 +185,34 @@ export abstract class ChainQueues implements EvictionPolicy {
   protected copyOrderTo(copy: ChainQueues): void {
     copy.lists.copyFrom(this.lists);
     copy.links.copyFrom(this.links);
+  }
+
+  /** A walk begins. Returns whether an entry that nothing follows may go. */
+  #begin(
+    mayEvict: (entry: EntryIndex) => boolean,
+    isInUse: (entry: EntryIndex) => boolean,
+  ): (entry: EntryIndex) => boolean {
+    this.#passed.clear();
+    this.#kept.clear();
+    this.#last.fill(none);
+    this.#exposed.fill(none);
+    return (entry) => {
+      if (mayEvict(entry)) return true;
+      if (this.#kept.size < mostKept && isInUse(entry)) this.#kept.add(entry);
+      return false;
+    };
+  }
+
+  /** It leaves its place: the walk stands at the one before it. */
+  #leave(entry: EntryIndex): void {
+    const queue = this.homeOf(entry);
+    if (this.#last[queue] === entry) this.#last[queue] = this.lists.colder(entry);
+  }
+
+  /** The walk has passed over it, and it has no children any more. */
+  #expose(entry: EntryIndex): void {
+    const queue = this.homeOf(entry);
+    this.#exposed[queue] = this.#exposed[queue] === none ? entry : several;
   }
 
   /** Nothing follows it. */
@@ -184,7 +256,10 @@ export abstract class ChainQueues implements EvictionPolicy {
   #place(entry: EntryIndex | undefined): void {
     if (entry === undefined) return;
     const kind = this.#kindOf(entry);
-    if (kind !== kinds.behind && kind !== kinds.edge) return;
+    if (kind !== kinds.behind && kind !== kinds.edge) {
+      if (!this.links.hasChildren(entry) && this.#passed.delete(entry)) this.#expose(entry);
+      return;
+    }
     if (this.links.hasChildren(entry)) {
       if (this.#asideKindOf(entry) !== kind) this.#moveTo(this.#asideKindOf(entry), entry);
       return;
@@ -195,6 +270,7 @@ export abstract class ChainQueues implements EvictionPolicy {
     this.lists.remove(entry);
     if (coldest === none) this.lists.append(queue, entry);
     else this.lists.insertColderThan(coldest, entry);
+    this.#expose(entry);
   }
 
   #kindOf(entry: EntryIndex): number {
@@ -207,6 +283,7 @@ export abstract class ChainQueues implements EvictionPolicy {
   }
 
   #moveTo(kind: number, entry: EntryIndex): void {
+    this.#leave(entry);
     this.lists.move(kind * this.#queues + this.homeOf(entry), entry);
   }
 }

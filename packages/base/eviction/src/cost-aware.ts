@@ -87,6 +87,25 @@ export class CostAwarePolicy implements EvictionPolicy {
     return found;
   }
 
+  evict(count: number, mayEvict: (entry: EntryIndex) => boolean): EntryIndex[] {
+    const passed: EntryIndex[] = [];
+    const evicted: EntryIndex[] = [];
+    while (evicted.length < count) {
+      const first = this.#leaves.first();
+      if (first === undefined) break;
+      if (!mayEvict(first)) {
+        passed.push(first);
+        this.#leaves.remove(first);
+        continue;
+      }
+      this.#chosen = first;
+      this.remove(first);
+      evicted.push(first);
+    }
+    for (const entry of passed) this.#leaves.add(entry);
+    return evicted;
+  }
+
   /** As if everything were evicted now, one after another, and nothing used meanwhile. */
   *coldestFirst(): Iterable<EntryIndex> {
     const leaves = new IndexedHeap((a, b) => this.#before(a, b));

@@ -57,6 +57,11 @@ export class EntryLists {
     return this.#warmer[entry]!;
   }
 
+  /** The next colder entry of the same list, or `none`. */
+  colder(entry: EntryIndex): EntryIndex {
+    return this.#colder[entry]!;
+  }
+
   /** Track an entry as the warmest of a list. */
   append(list: number, entry: EntryIndex): void {
     this.#claim(list, entry);

@@ -4,7 +4,6 @@
  */
 import { invariant } from '@kvtier/errors';
 import { ChainQueues, parentsPassed } from './chain-queues.ts';
-import { firstOf } from './first-of.ts';
 import type { EntryIndex, InsertHint } from './policy.ts';
 
 const queue = 0;
@@ -26,7 +25,7 @@ export class FifoPolicy extends ChainQueues {
   }
 
   protected choose(mayGo: (entry: EntryIndex) => boolean): EntryIndex | undefined {
-    return firstOf(this.lists, queue, mayGo);
+    return this.walk(queue, (entry) => (mayGo(entry) ? 'chosen' : 'stays'));
   }
 
   /** Where all stand in the queue, without a copy: what was passed over for its children goes as soon as the last of these has gone. */

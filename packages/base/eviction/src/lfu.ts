@@ -6,7 +6,7 @@
  * uses of its children, and at equal numbers it is the warmer one.
  */
 import { EntryLists } from './entry-lists.ts';
-import { firstOf } from './first-of.ts';
+import { firstOf, takeFirst } from './first-of.ts';
 import type { EntryIndex, EvictionPolicy, InsertHint } from './policy.ts';
 
 /** Lists are numbered by uses less one. */
@@ -45,6 +45,14 @@ export class LfuPolicy implements EvictionPolicy {
       if (found !== undefined) return found;
     }
     return undefined;
+  }
+
+  evict(count: number, mayEvict: (entry: EntryIndex) => boolean): EntryIndex[] {
+    const taken: EntryIndex[] = [];
+    for (let list = 0; list < usesMax && taken.length < count; list++) {
+      takeFirst(this.#lists, list, { count, mayEvict, taken });
+    }
+    return taken;
   }
 
   *coldestFirst(): Iterable<EntryIndex> {

@@ -1,9 +1,9 @@
 /**
  * Least recently used: one list, the coldest first; a touch makes its entry the warmest. A child stands before its parent, so that chains
- * shrink from their tail. O(1) but `victim`, which skips what may not go now.
+ * shrink from their tail. O(1) but `victim` and `evict`, which skip what may not go now.
  */
 import { EntryLists } from './entry-lists.ts';
-import { firstOf } from './first-of.ts';
+import { firstOf, takeFirst } from './first-of.ts';
 import type { EntryIndex, EvictionPolicy, InsertHint } from './policy.ts';
 
 export class LruPolicy implements EvictionPolicy {
@@ -34,6 +34,12 @@ export class LruPolicy implements EvictionPolicy {
 
   victim(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
     return firstOf(this.#list, 0, mayEvict);
+  }
+
+  evict(count: number, mayEvict: (entry: EntryIndex) => boolean): EntryIndex[] {
+    const taken: EntryIndex[] = [];
+    takeFirst(this.#list, 0, { count, mayEvict, taken });
+    return taken;
   }
 
   coldestFirst(): Iterable<EntryIndex> {

@@ -44,6 +44,8 @@ export interface EvictionPolicy {
    * ones stay for long, so that where nothing childless may go their parents may go before them; default: all.
    */
   victim(mayEvict: (entry: EntryIndex) => boolean, isInUse?: (entry: EntryIndex) => boolean): EntryIndex | undefined;
+  /** As `victim` and `remove`, up to `count` times, in one walk: what may not go is passed over once, not for each. */
+  evict(count: number, mayEvict: (entry: EntryIndex) => boolean): EntryIndex[];
   /** Entries in the order in which they would be evicted. */
   coldestFirst(): Iterable<EntryIndex>;
   /** Throws InvariantError when its structure is broken. */

@@ -62,11 +62,8 @@ export class S3FifoPolicy extends ChainQueues {
     }
   }
 
-  override victim(
-    mayEvict: (entry: EntryIndex) => boolean,
-    isInUse?: (entry: EntryIndex) => boolean,
-  ): EntryIndex | undefined {
-    const found = super.victim(mayEvict, isInUse);
+  protected override next(mayGo: (entry: EntryIndex) => boolean): EntryIndex | undefined {
+    const found = super.next(mayGo);
     this.#chosen = found ?? none;
     return found;
   }
@@ -90,37 +87,24 @@ export class S3FifoPolicy extends ChainQueues {
   }
 
   #fromSmall(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
-    let entry = this.lists.coldest(small);
-    while (entry !== none) {
-      const next = this.lists.warmer(entry);
-      if (this.#uses[entry]! >= promotionUses) {
-        this.lists.move(main, entry);
-        this.#uses[entry] = 0;
-        this.#promotions++;
-      } else if (mayEvict(entry)) return entry;
-      entry = next;
-    }
-    return undefined;
+    return this.walk(small, (entry) => {
+      if (this.#uses[entry]! < promotionUses) return mayEvict(entry) ? 'chosen' : 'stays';
+      this.lists.move(main, entry);
+      this.#uses[entry] = 0;
+      this.#promotions++;
+      return 'moved';
+    });
   }
 
   #fromMain(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
     // Every use buys one more round, as with CLOCK; what may not go keeps its place and its uses.
-    let mayAny = true;
-    for (let round = 0; mayAny && round <= usesMax; round++) {
-      mayAny = false;
-      let left = this.lists.countOf(main);
-      for (let entry = this.lists.coldest(main); entry !== none && left > 0; left--) {
-        const next = this.lists.warmer(entry);
-        if (mayEvict(entry)) {
-          mayAny = true;
-          if (this.#uses[entry] === 0) return entry;
-          this.#uses[entry]!--;
-          this.lists.move(main, entry);
-        }
-        entry = next;
-      }
-    }
-    return undefined;
+    return this.walk(main, (entry) => {
+      if (!mayEvict(entry)) return 'stays';
+      if (this.#uses[entry] === 0) return 'chosen';
+      this.#uses[entry]!--;
+      this.lists.move(main, entry);
+      return 'moved';
+    });
   }
 
   #setUses(entry: EntryIndex, uses: number): void {

@@ -26,7 +26,10 @@ export class Admin {
     return { done: told.every(({ value }) => value), ...byName(told) };
   }
 
-  /** On each worker what it has cached. @throws HttpError 409 (no room for pins, or a worker without them), KvError */
+  /**
+   * On each worker what it has cached, in place of what it held under this name: after a failure it is asked for again.
+   * @throws HttpError 409 (no room for pins, or a worker without them), KvError
+   */
   async pinPrefix(model: string, request: PinPrefixRequest): Promise<object> {
     try {
       const told = await this.#ask(model, (engine) => engine.pinPrefix(request));

@@ -1,9 +1,11 @@
 /** Keys of a file: what is one, and what becomes of them when it changes. */
+import { Hmac } from 'node:crypto';
 import { chmodSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { ApiKeys } from './api-keys.ts';
+import { watchTurns } from './testing/index.ts';
 
 let folder: string;
 let file: string;
@@ -53,6 +55,41 @@ it('are looked at again by themselves', async () => {
   const keys = open(5);
   write(second);
   while (!keys.has(second)) await new Promise(setImmediate);
+  keys.close();
+});
+
+it('of a full file come into use without a long turn, all at once', async () => {
+  const keysOf = (team: string): string[] => Array.from({ length: 65_536 }, (_, i) => `sk-${team}-0123456789-${i}`);
+  const [former, fresh] = [keysOf('a'), keysOf('b')];
+  write(former.join('\n'));
+  const keys = open();
+  write(fresh.join('\n'));
+  const worst = watchTurns();
+  const reloaded = keys.reload().then(() => true);
+  let isRenewed = false;
+  while (!isRenewed) {
+    const [isFormer, isFresh] = [former, fresh].map((each) => keys.has(each[0]!) && keys.has(each.at(-1)!));
+    expect(isFormer).not.toBe(isFresh);
+    isRenewed = await Promise.race([reloaded, new Promise<false>((resolve) => setImmediate(resolve, false))]);
+  }
+  expect(worst().cpuMs).toBeLessThan(200);
+  expect([keys.has(former[7]!), keys.has(fresh[7]!)]).toEqual([false, true]);
+  keys.close();
+});
+
+it('of the newest file are in use, also where it came before the last one was ready', async () => {
+  const many = Array.from({ length: 20_000 }, (_, i) => `sk-0123456789abcdef-${i}`);
+  write(first);
+  const keys = open();
+  write(many.join('\n'));
+  const reloaded = [keys.reload()];
+  const renewing = vi.spyOn(Hmac.prototype, 'update');
+  while (renewing.mock.calls.length === 0) await new Promise(setImmediate);
+  renewing.mockRestore();
+  write(second);
+  reloaded.push(keys.reload());
+  await Promise.all(reloaded);
+  expect([first, second, many[0]!].map((key) => keys.has(key))).toEqual([false, true, false]);
   keys.close();
 });
 

@@ -1,10 +1,12 @@
 /**
  * The keys of a file, one a line, one of which a request bears. The file is read again when it changes; "#" begins a remark.
  *
- * Invariant: how long a look takes says nothing of any key: it is for the key's digest, under a secret that this process made up, and
- * whoever guesses keys cannot guess digests.
+ * Invariants: what is in use is one file's keys, all of them: a new one's take their place when they are ready, and until then they are
+ * made ready a slice at a time, so that nothing waits for them. How long a look takes says nothing of any key: it is for the key's digest,
+ * under a secret that this process made up, and whoever guesses keys cannot guess digests.
  */
 import { createHmac, randomBytes } from 'node:crypto';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { RenewedFiles } from '@kvtier/config/files';
 
 export interface ApiKeysOptions {
@@ -16,34 +18,55 @@ export interface ApiKeysOptions {
 }
 
 const maxKeys = 65_536;
+/** Digests made in one turn: some milliseconds. */
+const sliceKeys = 1024;
 
 export class ApiKeys {
   readonly #secret = randomBytes(32);
-  readonly #files: RenewedFiles<ReadonlySet<string>>;
+  readonly #files: RenewedFiles<readonly string[]>;
+  /** Of the keys in use. */
+  #digests: ReadonlySet<string>;
+  /** The last file's are being made ready. */
+  #renewing: Promise<void> | undefined;
 
   /** @throws KvError CONFIG: a file that cannot be used */
   constructor(path: string, { key, reloadMs = 10_000, onProblem }: ApiKeysOptions) {
-    this.#files = new RenewedFiles<ReadonlySet<string>>({
+    this.#files = new RenewedFiles<readonly string[]>({
       files: [{ path, isSecret: true, ...(key !== undefined && { key }) }],
-      make: ([text]) => new Set(keysOf(text!.toString('utf8')).map((key) => this.#digestOf(key))),
+      make: ([text]) => keysOf(text!.toString('utf8')),
       file: 'a readable file of keys, one a line',
       content: 'a file of keys, one a line',
       reloadMs,
       onProblem,
     });
+    this.#digests = new Set(this.#files.made.map((key) => this.#digestOf(key)));
+    this.#files.onRenewed = (keys) => {
+      this.#renewing = this.#renew(keys);
+    };
   }
 
   has(key: string): boolean {
-    return this.#files.made.has(this.#digestOf(key));
+    return this.#digests.has(this.#digestOf(key));
   }
 
   /** A look at the file; never throws. */
-  reload(): Promise<void> {
-    return this.#files.reload();
+  async reload(): Promise<void> {
+    await this.#files.reload();
+    await this.#renewing;
   }
 
   close(): void {
     this.#files.close();
+  }
+
+  async #renew(keys: readonly string[]): Promise<void> {
+    const digests = new Set<string>();
+    for (let at = 0; at < keys.length; at += sliceKeys) {
+      for (const key of keys.slice(at, at + sliceKeys)) digests.add(this.#digestOf(key));
+      await nextTurn();
+      if (this.#files.made !== keys) return; // there is a newer file
+    }
+    this.#digests = digests;
   }
 
   #digestOf(key: string): string {

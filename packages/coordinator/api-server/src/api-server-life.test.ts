@@ -153,7 +153,7 @@ describe('models, health, metrics, admin', () => {
     expect(await refused({ name: 'a', prompt: 'x', max_tokens: 1 })).toEqual([400, 'unknown_parameter', 'max_tokens']);
     at.engine.pinRefusal = new KvError('CONFIG', 'pinned prefix a: 0 of 0 blocks are pinned');
     expect(await refused({ name: 'a', prompt: 'x' })).toEqual([409, 'pin_refused', null]);
-    at.engine.pinRefusal = new KvError('REQUEST', 'pinned prefix a: is pinned already; unpin it first');
+    at.engine.pinRefusal = new KvError('REQUEST', 'pin: a name of 257 characters; give 1 to 256');
     expect(await refused({ name: 'a', prompt: 'x' })).toEqual([400, 'invalid_value', null]);
   });
 

@@ -200,7 +200,7 @@ export class BlockPool {
     return () => {
       const back = blocks.filter((block) => this.#heldInPlace.delete(block) && this.#rows.has(block));
       for (const block of back) this.#refs[block] = 0;
-      for (const block of back) this.#free.restore(block);
+      this.#free.restore(back);
       this.release(blocks.filter((block) => this.#refs[block]! > 0).reverse());
     };
   }

@@ -87,20 +87,29 @@ export class FreeQueue {
     return blocks;
   }
 
-  /** Back to its place among those that were appended before and after it, from whichever end is nearer. */
-  restore(block: number): void {
+  /**
+   * Each back to its place among those that were appended before and after it. Its place is looked for from the back or from the one that
+   * came back before it, whichever is nearer: blocks of one chain are neighbours.
+   */
+  restore(blocks: readonly number[]): void {
     const stamps = this.#stamps;
     const sentinel = this.#sentinel;
-    const stamp = stamps[block]!;
-    let next = this.#next[sentinel]!;
-    if (next === sentinel || stamp - stamps[next]! <= stamps[this.#prev[sentinel]!]! - stamp) {
-      while (next !== sentinel && stamps[next]! < stamp) next = this.#next[next]!;
-    } else {
-      let prev = this.#prev[sentinel]!;
-      while (prev !== sentinel && stamps[prev]! > stamp) prev = this.#prev[prev]!;
-      next = this.#next[prev]!;
+    let restored = sentinel;
+    for (const block of [...blocks].sort((a, b) => stamps[a]! - stamps[b]!)) {
+      const stamp = stamps[block]!;
+      if (stamp === 0) restored = sentinel; // prepended anew: at the front
+      let next = this.#next[restored]!;
+      const nearer = restored === sentinel ? next : restored;
+      if (next === sentinel || stamp - stamps[nearer]! <= stamps[this.#prev[sentinel]!]! - stamp) {
+        while (next !== sentinel && stamps[next]! < stamp) next = this.#next[next]!;
+      } else {
+        let prev = this.#prev[sentinel]!;
+        while (prev !== sentinel && stamps[prev]! > stamp) prev = this.#prev[prev]!;
+        next = this.#next[prev]!;
+      }
+      this.#link(block, this.#prev[next]!, next);
+      restored = block;
     }
-    this.#link(block, this.#prev[next]!, next);
   }
 
   /** All free blocks, next to be reused first. For tests and statistics. */

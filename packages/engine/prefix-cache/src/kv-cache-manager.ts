@@ -263,8 +263,8 @@ export class KvCacheManager implements PrefixCache {
   }
 
   /**
-   * Hold what is cached of a request's tokens until `unpinPrefix`; returns how many tokens that are; with 0 there is no pin. Throws KvError CONFIG
-   * when pins would hold more than maxPinnedBlocks, REQUEST when the name is in use.
+   * Hold what is cached of a request's tokens until `unpinPrefix`, in place of what this name held; returns how many tokens that are; with 0
+   * there is no pin. Throws KvError CONFIG when pins would hold more than maxPinnedBlocks.
    */
   pinPrefix(name: string, request: CacheRequest): number {
     const hit = this.#enableCaching

@@ -30,22 +30,29 @@ export class PinnedPrefixes {
     return this.#counts.size;
   }
 
-  /** Hold the blocks of a hit; of an empty one nothing is kept. Throws KvError CONFIG (too many blocks) or REQUEST (the name is in use). */
+  /**
+   * Hold the blocks of a hit in place of what this name held; of an empty one nothing is kept. So a pin can be asked for again, and somebody
+   * who cannot tell whether it was taken does. Throws KvError CONFIG (too many blocks); what the name held stays then.
+   */
   pin(name: string, found: GroupBlocks): void {
-    if (this.#pins.has(name)) throw new KvError('REQUEST', `pinned prefix ${name}: is pinned already; unpin it first`);
+    const former = this.#pins.get(name) ?? [];
     const blocks = found.flatMap((column) => column.filter((block) => block !== nullBlock));
-    if (blocks.length === 0) return;
+    const wanted = new Set(blocks);
     const added = blocks.filter((block) => !this.#counts.has(block)).length;
-    if (this.#pins.size >= maxPins || this.#counts.size + added > this.#maxBlocks) {
+    const left = former.filter((block) => !wanted.has(block) && this.#countOf(block) === 1).length;
+    const isNew = blocks.length > 0 && !this.#pins.has(name);
+    if ((isNew && this.#pins.size >= maxPins) || this.#counts.size + added - left > this.#maxBlocks) {
       const held = `${this.#counts.size} of ${this.#maxBlocks} blocks are pinned by ${this.#pins.size} of ${maxPins} names`;
       throw new KvError(
         'CONFIG',
         `pinned prefix ${name}: takes ${added} more, ${held}; unpin others or pin fewer tokens`,
       );
     }
+    // Before the former ones are let go: what both hold is not free in between.
     this.#pool.touch(blocks);
     for (const block of blocks) this.#counts.set(block, this.#countOf(block) + 1);
-    this.#pins.set(name, blocks);
+    this.unpin(name);
+    if (blocks.length > 0) this.#pins.set(name, blocks);
   }
 
   /** False when there is no such pin. The last block is let go first, so that the chain is evicted from its tail. */

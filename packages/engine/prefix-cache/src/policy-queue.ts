@@ -24,7 +24,7 @@ export interface FreeBlocks {
   prepend(block: number): void;
   remove(block: number): void;
   first(count: number): number[];
-  restore(block: number): void;
+  restore(blocks: readonly number[]): void;
   toArray(): number[];
   checkIntegrity(): void;
 }
@@ -61,10 +61,13 @@ export class PolicyQueue implements FreeBlocks {
     invariant(count <= this.count, () => `free blocks: ${count} of ${this.count} wanted; callers check count`);
     const blocks = this.#front.takeFront(Math.min(count, this.#front.count));
     while (blocks.length < count) {
-      const victim = this.#policy.victim(this.#mayEvict) ?? this.#anyFree();
-      this.#policy.remove(victim);
-      this.#setFree(victim, false);
-      blocks.push(victim);
+      // In one walk: what is held is passed over once for all of them.
+      const victims = this.#policy.evict(count - blocks.length, this.#mayEvict);
+      if (victims.length === 0) victims.push(this.#takeAnyFree());
+      for (const victim of victims) {
+        this.#setFree(victim, false);
+        blocks.push(victim);
+      }
     }
     return blocks;
   }
@@ -124,10 +127,12 @@ export class PolicyQueue implements FreeBlocks {
     return blocks;
   }
 
-  /** It has kept its place with the policy. */
-  restore(block: number): void {
-    if (!this.#policy.has(block)) this.#policy.insert(block, 0);
-    this.#setFree(block, true);
+  /** They have kept their places with the policy. */
+  restore(blocks: readonly number[]): void {
+    for (const block of blocks) {
+      if (!this.#policy.has(block)) this.#policy.insert(block, 0);
+      this.#setFree(block, true);
+    }
   }
 
   toArray(): number[] {
@@ -153,9 +158,10 @@ export class PolicyQueue implements FreeBlocks {
   }
 
   /** The policy may insist on children first where a child is held and its parent is not (behind a window). */
-  #anyFree(): number {
+  #takeAnyFree(): number {
     const block = this.#isFree.indexOf(1);
     invariant(block > 0, 'free blocks: counted, not found');
+    this.#policy.remove(block);
     return block;
   }
 }

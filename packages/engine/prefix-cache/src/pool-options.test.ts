@@ -92,12 +92,35 @@ describe('pinned prefixes', () => {
     expect(() => kv.pinPrefix('b', request(101))).toThrow(
       'pinned prefix b: takes 2 more, 2 of 3 blocks are pinned by 2 of 1024 names; unpin others or pin fewer tokens',
     );
-    expect(() => kv.pinPrefix('a', request(101))).toThrow(expect.objectContaining({ code: 'REQUEST' }));
     kv.unpinPrefix('a');
     expect(kv.pinnedBlockCount).toBe(2);
     kv.unpinPrefix('again');
     expect(kv.pinPrefix('b', request(101))).toBe(4);
     expect(() => manager().pinPrefix('c', request(0))).not.toThrow(); // nothing is cached: nothing is held
+  });
+
+  it('are pinned anew under the same name', () => {
+    const kv = manager({ maxPinnedBlocks: 3 });
+    serve(kv, 100);
+    serve(kv, 101);
+    const longer = [100, 1, 2, 3, 4, 5, 6];
+    const served = new TokenRequest('longer', longer);
+    kv.allocateSlots(served, longer.length, { computed: kv.getComputedBlocks(served) });
+    kv.free('longer');
+    for (let again = 0; again < 2; again++) {
+      expect(kv.pinPrefix('a', request(100))).toBe(4);
+      expect([kv.pinnedBlockCount, kv.freeBlockCount]).toEqual([2, 6]);
+      kv.checkIntegrity();
+    }
+    expect(kv.pinPrefix('a', new TokenRequest('pin', longer))).toBe(6);
+    expect([kv.pinnedBlockCount, kv.freeBlockCount]).toEqual([3, 5]);
+    expect(kv.pinPrefix('a', request(101))).toBe(4); // three go, two come: within the bound
+    expect([kv.pinnedBlockCount, kv.freeBlockCount]).toEqual([2, 6]);
+    kv.pinPrefix('b', request(101));
+    expect(() => kv.pinPrefix('b', request(100))).toThrow(expect.objectContaining({ code: 'CONFIG' }));
+    expect([kv.unpinPrefix('a'), kv.pinnedBlockCount]).toEqual([true, 2]); // what b held stays
+    expect([kv.pinPrefix('b', request(7)), kv.pinnedBlockCount, kv.unpinPrefix('b')]).toEqual([0, 0, false]);
+    kv.checkIntegrity();
   });
 
   it('make a reset refuse, as every block that is held', () => {

@@ -61,6 +61,10 @@ export class Engine {
     const unpinned = { model, kv, blockCount: executor.blockCount - maxPinnedBlocks };
     this.maxTotalTokens = longestSequence(groups, unpinned, limits.maxStepTokens);
     if (this.maxTotalTokens === 0) {
+      if (longestSequence(groups, executor, limits.maxStepTokens) > 0) {
+        const left = `maxPinnedBlocks ${maxPinnedBlocks} leaves no request room in a pool of ${executor.blockCount} blocks`;
+        throw new KvError('CONFIG', `engine: ${left}; lower it or raise kvBytes`);
+      }
       const found = `a pool of ${executor.blockCount} blocks does not hold one window of ${groups.length} groups`;
       throw new KvError('CONFIG', `engine: ${found} and a step's tokens; raise kvBytes or lower maxStepTokens`);
     }
@@ -236,8 +240,8 @@ export class Engine {
   }
 
   /**
-   * Keep what is cached of these tokens until unpinPrefix, whatever else needs room; returns how many tokens that are.
-   * Throws KvError CONFIG (more than maxPinnedBlocks, or a radix tree) or REQUEST (the name is in use).
+   * Keep what is cached of these tokens until unpinPrefix, whatever else needs room, in place of what this name kept; returns how many
+   * tokens that are. Throws KvError CONFIG (more than maxPinnedBlocks, or a radix tree).
    */
   pinPrefix(name: string, promptTokenIds: Int32Array | Uint32Array, cacheSalt = ''): number {
     if (!this.#blocks)
@@ -245,7 +249,9 @@ export class Engine {
     const hashes = new CheckedHashes(this.#options.hasher, this.#digester, cacheSalt ? { cacheSalt } : {});
     hashes.append(Uint32Array.from(promptTokenIds));
     const tokenCount = promptTokenIds.length;
-    return this.#blocks.pinPrefix(name, { id: name, tokenCount, computedTokens: 0, running: false, hashes });
+    const pinned = this.#blocks.pinPrefix(name, { id: name, tokenCount, computedTokens: 0, running: false, hashes });
+    this.wake(); // what the name kept may be free now
+    return pinned;
   }
 
   /** False when nothing is pinned under this name. */

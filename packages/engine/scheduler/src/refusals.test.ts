@@ -37,6 +37,16 @@ describe('what cannot be served is refused at once', () => {
   });
 });
 
+it('pins that leave no room are refused by their own name', () => {
+  for (const pinned of [99, 100, 1000]) {
+    const left = `maxPinnedBlocks ${pinned} leaves no request room in a pool of 100 blocks`;
+    const message = `engine: ${left}; lower it or raise kvBytes`;
+    const refused = expect.objectContaining({ code: 'CONFIG', message });
+    expect(() => new SchedulerRig({ blockCount: 100, maxPinnedBlocks: pinned })).toThrow(refused);
+  }
+  expect(new SchedulerRig({ blockCount: 100, maxPinnedBlocks: 98 }).engine.maxTotalTokens).toBe(4);
+});
+
 it.each([
   [{ prefillOnly: { blocks: 0 } }, 'prefillOnly.blocks is 0; the prompt has 2 whole blocks, ask for 1 to 2'],
   [

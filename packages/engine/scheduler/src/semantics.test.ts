@@ -182,7 +182,9 @@ describe('options of the block pool', () => {
     const rig = new SchedulerRig({ attached: false, blockCount: 17, maxPinnedBlocks: 4 });
     expect(rig.engine.maxTotalTokens).toBe(12 * 4);
     await rig.generate('system', prompt(1, 16), { maxTokens: 1 });
-    expect(rig.engine.pinPrefix('system', Int32Array.from(prompt(1, 16)))).toBe(16);
+    // As whoever cannot tell whether the first one was taken asks again.
+    for (let again = 0; again < 2; again++)
+      expect(rig.engine.pinPrefix('system', Int32Array.from(prompt(1, 16)))).toBe(16);
     for (let i = 0; i < 6; i++) await rig.generate(`other ${i}`, prompt(2 + i, 44), { maxTokens: 4 });
     await rig.generate('again', [...prompt(1, 16), 3]);
     expect(rig.outputs.get('again')![0]!.cache!.cachedTokens).toBe(16);
