@@ -23,6 +23,10 @@ type Answer = Buffer | number | null | readonly Answer[];
 const defaultMaxBackoffMs = 2000;
 /** What a server that stands still may hold up the end of its connection; ioredis would wait two seconds. */
 const goodbyeMs = 100;
+/** A server that loads its data tells how long it will take; it is asked again no later than this. */
+const maxLoadingMs = 1000;
+/** Connected for longer and not ready is a state of the server, not a step on the way. */
+const notReadyMs = 200;
 
 export class RedisClient {
   readonly #client: Outside<Redis | Cluster>;
@@ -36,6 +40,9 @@ export class RedisClient {
   #isLeaving = false;
   /** A connection ended before it was of any use, and no error says why. */
   #isCutWordless = false;
+  /** When the last connection was made, on performance.now(). */
+  #connectedMs = 0;
+  #masterHost: string | undefined;
 
   /**
    * Begins to connect. KvError CONFIG for what cannot work. `onLost`: the connection to a server ended, or a server was replaced.
@@ -58,6 +65,7 @@ export class RedisClient {
       commandTimeout: settings.timeLimitMs,
       disconnectTimeout: goodbyeMs,
       disableClientInfo: true,
+      maxLoadingRetryTime: maxLoadingMs,
       maxRetriesPerRequest: 0,
       enableOfflineQueue: false,
       autoResendUnfulfilledCommands: false,
@@ -91,7 +99,12 @@ export class RedisClient {
         sentinels: servers.map(({ host, port }) => ({ host: host!, port: port! })),
         name: settings.masterName!,
         failoverDetector: true,
-        Connector: tellingConnector(() => this.#failedOver(pauses)),
+        Connector: tellingConnector(
+          () => this.#failedOver(pauses),
+          (host) => {
+            this.#masterHost = host;
+          },
+        ),
         sentinelRetryStrategy: (round: number) => nextRoundMs(round, maxBackoffMs),
         // A Sentinel that accepts and says nothing: the next one is asked.
         sentinelCommandTimeout: settings.timeLimitMs,
@@ -112,6 +125,9 @@ export class RedisClient {
       }
       // A Cluster's client keeps a copy of the options that it began with for servers that it learns of; each connects a turn later.
       client.on('+node', ({ options }: Redis) => this.#show(options));
+      client.on('connect', () => {
+        this.#connectedMs = performance.now();
+      });
       client.on('ready', () => {
         this.#isLeaving = false;
       });
@@ -145,6 +161,8 @@ export class RedisClient {
       if (error !== undefined && isRefusal(error.message)) throw asRedisError(error);
       const leftMs = endMs - performance.now();
       if (leftMs <= 0) {
+        // Why the connection before was not made or kept says nothing of this one.
+        if (this.#isNotReady) throw new KvError('DEADLINE', `redis: ${notReady}`, { retry: true });
         throw error === undefined
           ? new KvError('DEADLINE', `redis: ${this.#silence(limitMs)}`, { retry: true })
           : asRedisError(error, connectAdvice(error.message, this.#isTls));
@@ -161,6 +179,11 @@ export class RedisClient {
       });
     }
     this.#lastError = undefined;
+  }
+
+  get #isNotReady(): boolean {
+    const isConnected = this.#client.now(({ status }) => status === 'connect');
+    return isConnected && performance.now() - this.#connectedMs > notReadyMs;
   }
 
   #silence(limitMs: number): string {
@@ -199,6 +222,11 @@ export class RedisClient {
     if (!this.isReady) return;
     this.#isLeaving = true;
     this.#client.now((client) => client.disconnect(true));
+  }
+
+  /** Of Sentinels: the name or address by which they know the master. Its certificate is for that, whatever address it has. */
+  get masterHost(): string | undefined {
+    return this.#masterHost;
   }
 
   /** For connections of the caller's own. */
@@ -251,6 +279,8 @@ function unstick(client: Redis | Cluster): void {
   }
 }
 
+const notReady =
+  'the server is connected and not ready; it may be loading its data: wait, or check that it speaks Redis';
 const reachAdvice =
   'check that servers can be reached and speak Redis, with rediss: and tls (caFile, serverName) where they speak TLS';
 

@@ -60,12 +60,20 @@ interface Inner {
   initFailoverDetector(): Promise<void>;
 }
 
-/** For `Connector` of ioredis's options: `told` when it ends a connection because a Sentinel told of another master. */
-export const tellingConnector = (told: () => void): (new (options: unknown) => SentinelConnector) =>
+/**
+ * For `Connector` of ioredis's options: `told` when it ends a connection because a Sentinel told of another master; `resolved` with the
+ * host, as the Sentinels have it, of the one that it connects to next.
+ */
+export const tellingConnector = (
+  told: () => void,
+  resolved: (host: string) => void,
+): (new (
+  options: unknown,
+) => SentinelConnector) =>
   class extends SentinelConnector {
     constructor(options: unknown) {
       super(options as ConstructorParameters<typeof SentinelConnector>[0]);
-      hearAll(this as unknown as Inner);
+      hearAll(this as unknown as Inner, resolved);
     }
 
     override disconnect(): void {
@@ -81,7 +89,7 @@ export const tellingConnector = (told: () => void): (new (options: unknown) => S
  * is sent there again asks all the others. And it asks, connects, and only then listens for news: what is told in between it never hears,
  * and a master that stands still takes its whole time limit. So who listens asks once more.
  */
-function hearAll(connector: Inner): void {
+function hearAll(connector: Inner, resolved: (host: string) => void): void {
   const { resolve, initFailoverDetector } = connector;
   const ask = (sentinel: object): Promise<Master> => resolve.call(connector, sentinel);
   /** Of the last attempt. */
@@ -102,6 +110,7 @@ function hearAll(connector: Inner): void {
       master = (await another(others, place)) ?? master;
     }
     place = placeOf(master);
+    if (master !== null) resolved(master.host);
     return master;
   };
   connector.initFailoverDetector = async () => {

@@ -43,6 +43,8 @@ export interface RedisAddress {
   readonly host?: string | undefined;
   readonly port?: number | undefined;
   readonly path?: string | undefined;
+  /** What its certificate names, where `host` is not that. */
+  readonly tlsName?: string | undefined;
 }
 
 export interface RedisLogin {
@@ -74,8 +76,15 @@ export function parseServers(settings: RedisServers): ServerAddress[] {
     } catch {
       throw bad(server, 'is not a URL');
     }
-    const username = url.username === '' ? undefined : decodeURIComponent(url.username);
-    const password = url.password === '' ? undefined : decodeURIComponent(url.password);
+    const decoded = (text: string): string | undefined => {
+      if (text === '') return undefined;
+      try {
+        return decodeURIComponent(text);
+      } catch {
+        throw bad(server, 'has a % in its user or password that must be written %25');
+      }
+    };
+    const [username, password] = [decoded(url.username), decoded(url.password)];
     if (url.protocol === 'unix:') {
       if (settings.mode !== 'single') throw bad(server, `is a Unix socket, which a ${settings.mode} has not`);
       return { path: url.pathname, isTls: false, username, password };

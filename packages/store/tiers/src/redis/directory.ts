@@ -8,6 +8,7 @@
 import { randomBytes } from 'node:crypto';
 import { KvError } from '@kvtier/errors';
 import { type HashKey, hashOfKey, type Namespace, namespaceFromDigest } from '@kvtier/identity';
+import { SliceTimer } from '@kvtier/runtime';
 import type { Partition, RedisCommands } from './redis-commands.ts';
 import type { RedisIndex } from './redis-index.ts';
 import type { Reply } from './replies.ts';
@@ -195,6 +196,8 @@ export class Directory {
     for (let polls = 1; ; polls++) {
       const last = this.#lastEvent;
       const reply = await this.#run(pollScript, [this.#node, last, pollEvents]);
+      const life = this.#life;
+      const timer = new SliceTimer();
       const { state, first, lastId, news } = parsePolled(reply, last);
       this.#read(state);
       if (state.newest > last && (first === 0 || first > last + 1)) throw lost('is ahead by too much');
@@ -208,6 +211,11 @@ export class Directory {
         this.#lastEvent = number;
         this.#lastId = id;
         for (const { namespace, hash, text } of changes) {
+          // Others are told of each. Replies that come meanwhile are ahead of what is left, or say the same.
+          if (timer.due) {
+            await timer.next();
+            if (life !== this.#life) throw lostMeanwhile();
+          }
           if ((this.#ahead.get(namespace + hash) ?? 0) >= number) continue;
           if (isRemoval) this.#removed(namespace, hash, text);
           else this.#stored(namespace, hash, text);
@@ -303,7 +311,7 @@ export class Directory {
   async #run(script: Script, args: readonly (string | number | Buffer)[]): Promise<Reply> {
     const life = this.#life;
     const reply = await this.#commands.run(script, this.partition, args);
-    if (life !== this.#life) throw new KvError('CANCELLED', 'redis: the server was lost meanwhile', { retry: true });
+    if (life !== this.#life) throw lostMeanwhile();
     return reply;
   }
 
@@ -400,6 +408,8 @@ export class Directory {
     return namespace;
   }
 }
+
+const lostMeanwhile = (): KvError => new KvError('CANCELLED', 'redis: the server was lost meanwhile', { retry: true });
 
 function lost(how: string): KvError {
   return new KvError('IO', `redis: the directory ${how}; it is listed again`, { retry: true, tier: 'redis' });

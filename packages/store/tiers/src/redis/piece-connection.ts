@@ -96,7 +96,7 @@ export class PieceConnection {
       login.tls === undefined
         ? connectTcp(options, onConnect)
         : connectTls(
-            { ...login.tls, ...options, ...(address.host ? serverName(login.tls, address.host) : {}) },
+            { ...login.tls, ...options, ...serverName(login.tls, address.tlsName ?? address.host) },
             onConnect,
           );
     this.#socket.on('error', (error) => this.destroy(error.message));
@@ -277,6 +277,6 @@ export class PieceConnection {
 }
 
 /** A name for SNI; an address has none. */
-function serverName(tls: TlsOptions, host: string): { servername?: string } {
-  return tls.servername !== undefined || /^[\d.]+$|:/.test(host) ? {} : { servername: host };
+function serverName(tls: TlsOptions, host = ''): { servername?: string } {
+  return tls.servername !== undefined || host === '' || /^[\d.]+$|:/.test(host) ? {} : { servername: host };
 }

@@ -11,6 +11,8 @@ import { partitionOf, type RedisService } from './service.ts';
 
 const maxWaiting = 65_536;
 const batchUses = 512;
+/** Uses that are sent in one turn of the event loop: some 15 ms. */
+const turnUses = 4096;
 const flushMs = 100;
 
 interface Use {
@@ -19,11 +21,19 @@ interface Use {
   readonly usedUs: number;
 }
 
+/** `sent`: when all is on its way, in the order of its use; undefined: it is now. `known`: when the servers have said so. */
+interface Flush {
+  readonly sent: Promise<void> | undefined;
+  readonly known: Promise<void>;
+}
+
 export class ServerRecency {
   readonly #index: RedisIndex;
   readonly #service: RedisService;
   /** By namespace and hash: the last use of each. */
-  #waiting = new Map<string, Use>();
+  readonly #waiting = new Map<string, Use>();
+  /** While some of it is still to be sent: who asks meanwhile waits for the same. */
+  #flushing: Flush | undefined;
   #timer: NodeJS.Timeout | undefined;
   #lastUs = 0;
   dropped = 0;
@@ -57,27 +67,48 @@ export class ServerRecency {
     });
   }
 
-  /** Sends all that waits, in this turn; resolves when the servers know. */
-  async flush(): Promise<void> {
+  /** Sends all that waits, a share of it in each turn. */
+  flush(): Flush {
     clearTimeout(this.#timer);
     this.#timer = undefined;
-    if (this.#waiting.size === 0) return;
-    const waiting = this.#waiting;
-    this.#waiting = new Map();
-    const { directories } = this.#service;
-    if (!this.#service.reachable) return;
+    if (this.#flushing !== undefined) return this.#flushing;
+    const answers: Promise<void>[] = [];
+    const all = async (): Promise<void> => void (await Promise.all(answers));
+    this.#sendSome(answers);
+    if (this.#waiting.size === 0) return { sent: undefined, known: all() };
+    const sent = (async () => {
+      // What is used meanwhile keeps nobody waiting: it goes next time.
+      for (let turns = Math.ceil(this.#waiting.size / turnUses); turns > 0; turns--) {
+        await new Promise<void>((resolve) => void setImmediate(resolve));
+        this.#sendSome(answers);
+      }
+      this.#flushing = undefined;
+      if (this.#waiting.size > 0) this.#flushLater();
+    })();
+    const known = sent.then(all);
+    known.catch(() => {}); // whoever asked for it looks at it when all is sent
+    this.#flushing = { sent, known };
+    return this.#flushing;
+  }
+
+  /** The oldest of what waits: parents before their children. */
+  #sendSome(answers: Promise<void>[]): void {
+    const { directories, reachable } = this.#service;
+    if (!reachable) this.#waiting.clear();
     const batches = directories.map((): { field: Buffer; usedUs: number }[] => []);
-    for (const { namespace, hash, usedUs } of waiting.values()) {
-      const use = { field: fieldOf(namespace, hash), usedUs };
-      batches[partitionOf(hash, directories.length)]!.push(use);
+    let taken = 0;
+    for (const [key, { namespace, hash, usedUs }] of this.#waiting) {
+      if (++taken > turnUses) break;
+      this.#waiting.delete(key);
+      batches[partitionOf(hash, directories.length)]!.push({ field: fieldOf(namespace, hash), usedUs });
     }
-    const sent: Promise<void>[] = [];
     for (const [number, uses] of batches.entries()) {
       for (let at = 0; at < uses.length; at += batchUses) {
-        sent.push(directories[number]!.touch(uses.slice(at, at + batchUses)));
+        const answer = directories[number]!.touch(uses.slice(at, at + batchUses));
+        answer.catch(() => {}); // told when all is sent
+        answers.push(answer);
       }
     }
-    await Promise.all(sent);
   }
 
   /** The first of `count` times, each a microsecond before the one before it, and all later than any given so far. */
@@ -93,8 +124,12 @@ export class ServerRecency {
       return;
     }
     this.#waiting.set(key, use);
+    this.#flushLater();
+  }
+
+  #flushLater(): void {
     this.#timer ??= setTimeout(() => {
-      this.flush().catch((error: unknown) => this.#service.commandFailed(error));
+      this.flush().known.catch((error: unknown) => this.#service.commandFailed(error));
     }, flushMs);
   }
 }

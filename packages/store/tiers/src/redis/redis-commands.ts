@@ -89,7 +89,8 @@ export class RedisCommands {
       // Sentinel: whichever server commands go to now.
       const { remoteAddress, remotePort } = client.stream as { remoteAddress?: string; remotePort?: number };
       if (remoteAddress === undefined || remotePort === undefined) return undefined;
-      return { host: remoteAddress, port: remotePort, name: `${remoteAddress}:${remotePort}` };
+      const name = `${remoteAddress}:${remotePort}`;
+      return { host: remoteAddress, port: remotePort, tlsName: this.#client.masterHost, name };
     });
   }
 

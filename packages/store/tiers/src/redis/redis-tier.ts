@@ -219,7 +219,7 @@ export class RedisTier implements Tier {
 
   async close(): Promise<void> {
     await Promise.all(this.#inFlight);
-    await this.#recency.flush().catch(() => {}); // recency only
+    await this.#recency.flush().known.catch(() => {}); // recency only
     await this.#service.close();
   }
 
@@ -273,9 +273,13 @@ export class RedisTier implements Tier {
     const { settings, onStep, leaseMs, clock = systemClock } = this.#options;
     const { partBytes } = settings;
     const policy = policyOf(settings.policies, namespace);
-    const flushed = this.#recency.flush(); // sent before the reservation, which evicts by it
+    const { sent, known } = this.#recency.flush(); // sent before the reservation, which evicts by it
+    if (sent !== undefined) {
+      await sent;
+      if (!this.#service.inService) return jobs.map(() => 'refused');
+    }
     const terms = { leaseMs: leaseMs ?? defaultLeaseMs, partBytes, share: policy.maxShare };
-    const [{ answers, evicted }] = await Promise.all([directory.reserve(namespace, jobs, terms), flushed]);
+    const [{ answers, evicted }] = await Promise.all([directory.reserve(namespace, jobs, terms), known]);
     this.#counts.evictions += evicted;
     onStep?.('redis.write.reserved');
     const roomy = jobs.filter((_, i) => answers[i] === 'done');

@@ -43,7 +43,8 @@ end
  * ARGV: partitions, cap, epoch, create ("1" or ""). → {status, and for 'ok' the state and the whole id of the last event ('': none is kept)}. status: 'ok'; 'new': there is no ledger
  * (and "create" was not asked for); 'damaged': the server has dropped keys; 'foreign: ...': keys of another program or format. The
  * first two with the epoch of what is there.
- * The cap of whoever starts last holds for all; a smaller one evicts, a thousand blocks a call.
+ * The cap of whoever starts last holds for all; a smaller one evicts, a thousand blocks a call. A server that refuses writes can be read:
+ * it is opened, and where it takes no other cap, it keeps the one that it has.
  */
 export const openScript = script(
   ownKeys,
@@ -62,8 +63,11 @@ else
   local partitions = call('HGET', ledger, 'partitions')
   if partitions ~= ARGV[1] then return {'foreign: ' .. ledger .. ' was made for ' .. (partitions or 'no') .. ' partitions'} end
   if not is_sound or call('HLEN', blocks) ~= count or call('ZCARD', recency) ~= count then return {'damaged', epoch or ''} end
-  cap = tonumber(ARGV[2])
-  call('HSET', ledger, 'cap', ARGV[2])
+  if cap ~= tonumber(ARGV[2]) then
+    -- A server without memory lets a script write once it has deleted: here, what is not there. So that a smaller cap can free some.
+    pcall('HDEL', ledger, '')
+    if type(pcall('HSET', ledger, 'cap', ARGV[2])) == 'number' then cap = tonumber(ARGV[2]) end
+  end
   for _ = 1, 1000 do
     if used <= cap then break end
     local field, entry = oldest_of()

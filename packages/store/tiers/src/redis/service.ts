@@ -160,6 +160,11 @@ export class RedisService {
       const probe = await this.values.probe(directory.partition);
       if (probe !== 'ok') throw asRedisError(new Error(`values cannot be moved: ${probe}`));
     }
+    if (this.directories.some(({ capacityBytes }) => capacityBytes !== share)) {
+      const reason =
+        'the servers keep the budget that they have: they refuse writes now, or another node has just set its own; restart this node once they take writes';
+      log.warn({ tier: 'redis', reason }, 'the budget is not the one of this configuration');
+    }
     if (life !== this.#life) return;
     // From here on losses empty the index again.
     this.#state = 'listing';

@@ -147,8 +147,9 @@ export class Values {
         this.#submit(kind, partition, piece, deadlineMs, resolve, 0, undefined);
       });
     };
-    for (const kind of ['get', 'set'] as const) if ((await tryOut(kind)) !== 'none') return this.#lastError;
-    return 'ok';
+    if ((await tryOut('get')) !== 'none') return this.#lastError;
+    // A server that takes no writes now can be read.
+    return ['none', 'refused'].includes(await tryOut('set')) ? 'ok' : this.#lastError;
   }
 
   /** Every connection is destroyed, and all that moved has ended, when this returns. */

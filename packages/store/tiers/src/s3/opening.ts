@@ -90,8 +90,13 @@ function refusal(error: KvError, plan: S3Plan): KvError {
   if (/NoSuchBucket|LIST .*HTTP 404/.test(what)) {
     return new KvError('CONFIG', `s3: bucket ${plan.bucket} does not exist at ${at}; create it, or correct the name`);
   }
-  // Credentials that somebody was asked for and did not bring in time are no wrong ones, and neither is a server's silence.
-  if (/HTTP 40[13]/.test(what) || (!error.retry && /credentials/i.test(what))) {
+  // A server that has no conditional writes may say so instead of ignoring the header.
+  if (/PUT .*HTTP 501/.test(what)) {
+    return new KvError('CONFIG', `s3: ${at} takes no If-None-Match (${what}); use a server with conditional writes`);
+  }
+  // Credentials that somebody was asked for and did not bring are no wrong ones: a service of the machine may have them later.
+  if (/CredentialsProviderError/.test(what)) return new KvError('IO', what, { retry: true });
+  if (/HTTP 40[13]/.test(what)) {
     return new KvError('CONFIG', `s3: ${at} refuses the credentials for bucket ${plan.bucket} (${what}); correct them`);
   }
   if (/HTTP (30\d|400)/.test(what)) {

@@ -20,7 +20,7 @@ const busyBackoffMs = 500;
 const maxTries = 6;
 /** A bucket lists 1000 keys at a time, and there are at most a million packs; beyond this something else lives under our prefix. */
 const maxPages = 2_000;
-/** Where the SDK has found no credentials at all. */
+/** Where the SDK has found no credentials at all, be it that there are none or that the machine's service does not answer now. */
 const keysRemedy = '; give a credentialsFile, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role of the machine';
 
 export interface ListedPage {
@@ -388,7 +388,8 @@ function judged(error: unknown, what: string): { failure: KvError; mayPass: bool
   const mayPass =
     status === undefined
       ? !hasNoKeys
-      : status >= 500 || [408, 409, 429].includes(status) || s3Code === 'RequestTimeTooSkewed'; // its answer has the time
-  const failure = new KvError('IO', `s3: ${what}: ${message}${hasNoKeys ? keysRemedy : ''}`, { retry: mayPass });
+      : (status >= 500 && status !== 501) || [408, 409, 429].includes(status) || s3Code === 'RequestTimeTooSkewed'; // its answer has the time
+  const line = `s3: ${what}: ${message}${hasNoKeys ? keysRemedy : ''}`;
+  const failure = new KvError('IO', line, { retry: mayPass || hasNoKeys });
   return { failure, mayPass, isBusy: status === 503 || status === 429 };
 }

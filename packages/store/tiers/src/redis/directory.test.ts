@@ -1,0 +1,61 @@
+/** News that come many together: what else there is to do has its turns between them. */
+import { expect, it } from 'vitest';
+import { hashNamed, namespaceNamed } from '../kit/testing/objects.ts';
+import { Directory, fieldOf } from './directory.ts';
+import type { Partition, RedisCommands } from './redis-commands.ts';
+import { RedisIndex } from './redis-index.ts';
+import type { Reply } from './replies.ts';
+import { openScript, pollScript, type Script } from './scripts.ts';
+
+const space = namespaceNamed('one');
+const hashes = Array.from({ length: 50_000 }, (_, i) => hashNamed(i));
+const perEvent = 1_000;
+const partition = { index: 0, base: 'kvtier:{p0}:', keys: [], slot: 0 } satisfies Partition;
+
+/** A server that has removed all of them, a thousand an event. */
+async function directoryOf(index: RedisIndex): Promise<Directory> {
+  const newest = hashes.length / perEvent;
+  const state = (number: number): Reply => [Buffer.from('epoch'), 0, 1 << 20, number, 1_000_000, 1];
+  const news = Array.from({ length: newest }, (_, event) => {
+    const gone = hashes.slice(event * perEvent, (event + 1) * perEvent);
+    const names = gone.map((hash) => fieldOf(space, hash)).flatMap((name) => [Buffer.of(name.length), name]);
+    const words = ['n', 'other', 'r', Buffer.concat(names), 'e', gone.map(() => '956 4096 n.1').join('\n')];
+    return [Buffer.from(`${event + 1}-1`), words.map((word) => Buffer.from(word))];
+  });
+  const run = async (script: Script, _: Partition, args: readonly unknown[]): Promise<Reply> => {
+    if (script === openScript) return [Buffer.from('ok'), state(0), Buffer.from('')];
+    return script === pollScript ? [state(newest), 1, Buffer.from(''), news.slice(Number(args[1]))] : [state(0)];
+  };
+  const directory = new Directory(partition, { run } as unknown as RedisCommands, index, 'ours');
+  await directory.open(1, 1 << 20);
+  for (const hash of hashes) index.set(space, hash, '956 4096 n.1');
+  return directory;
+}
+
+it('many removals take several turns', async () => {
+  const index = new RedisIndex();
+  const directory = await directoryOf(index);
+  let [turns, isDone] = [0, false];
+  const count = (): void => {
+    turns++;
+    if (!isDone) setImmediate(count);
+  };
+  setImmediate(count);
+  await directory.poll();
+  isDone = true;
+  expect(index.count).toBe(0);
+  expect(turns).toBeGreaterThan(1);
+});
+
+it('a server that is lost between two turns: nothing more of its news is told', async () => {
+  const index = new RedisIndex();
+  const directory = await directoryOf(index);
+  let left = 0;
+  setImmediate(() => {
+    directory.end();
+    left = index.count;
+  });
+  await expect(directory.poll()).rejects.toMatchObject({ code: 'CANCELLED' });
+  expect(left).toBeGreaterThan(0);
+  expect(index.count).toBe(left);
+});
