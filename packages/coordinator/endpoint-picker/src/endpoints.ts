@@ -22,17 +22,31 @@ export function candidatesOf(
   });
 }
 
-/** The endpoints that come after the chosen one if it cannot be reached: those that could have been chosen, with the least work first. */
-export function fallbacksOf(chosen: Worker, candidates: readonly Candidate[], count: number): string[] {
+/**
+ * The endpoints that come after the chosen one if it cannot be reached: those that could have been chosen, with the least work first.
+ * Each gets the chosen one's headers: where a `prefiller` is named there, those alone that can read what it computes.
+ */
+export function fallbacksOf(
+  chosen: Worker,
+  candidates: readonly Candidate[],
+  count: number,
+  prefiller: Worker | undefined,
+): string[] {
   if (count === 0) return [];
   // Where the chosen one only prefills nobody else takes whole requests.
   const mayPrefillOnly = isPrefillOnly(chosen);
   const mayServe = (worker: Worker): boolean =>
     worker.state === 'ready' && !worker.record.draining && (mayPrefillOnly || !isPrefillOnly(worker));
+  const maySplit = (worker: Worker): boolean =>
+    prefiller === undefined ||
+    (worker.number !== prefiller.number && worker.record.revision === chosen.record.revision);
   return candidates
     .filter(
       ({ worker }) =>
-        worker.number !== chosen.number && worker.facts?.model === chosen.facts?.model && mayServe(worker),
+        worker.number !== chosen.number &&
+        worker.facts?.model === chosen.facts?.model &&
+        mayServe(worker) &&
+        maySplit(worker),
     )
     .sort((a, b) => requestsOf(a.worker) - requestsOf(b.worker) || a.worker.number - b.worker.number)
     .slice(0, count)

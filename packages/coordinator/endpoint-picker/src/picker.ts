@@ -195,7 +195,7 @@ export class Picker {
         inTime.came(predictedS, (performance.now() - pickedAtMs) / 1_000, { model: wanted.model, worker: name }),
       heard: () => heard(choice.worker.number),
       endpoint,
-      endpoints: [endpoint, ...fallbacksOf(choice.worker, candidates, fallbacks)].join(','),
+      endpoints: [endpoint, ...fallbacksOf(choice.worker, candidates, fallbacks, prefill?.worker)].join(','),
       share: new Share(choice, prefill),
       prefiller: prefill && endpointOf(prefill.worker.record)!,
     };

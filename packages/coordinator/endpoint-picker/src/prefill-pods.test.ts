@@ -138,3 +138,34 @@ it('one that only prefills is no fallback, nor one that ends what it has', async
   expect(toldBy(stream.responses[1]!).endpoint).toBe('10.0.0.1:8000,10.0.0.3:8000');
   stream.end();
 });
+
+it('a fallback gets the headers of the chosen one: it is of its revision, and not the prefill pod that they name', async () => {
+  await rig.close();
+  const of = (worker: Worker | undefined, revision: string): Worker => ({
+    ...worker!,
+    record: { ...worker!.record, revision },
+  });
+  const [decode, prefill] = rig.workers;
+  const [other, same] = [pod(2, 'http://10.0.0.3:8000'), pod(3, 'http://10.0.0.4:8000')];
+  // Behind a chosen one that leans to prefill, such pods are fallbacks, too.
+  const leaning = { ...of(withRole(decode!, 'both'), 'v1'), leaning: 'prefill' as const };
+  const more = [of(withRole(other, 'decode'), 'v2'), of(withRole(same, 'decode'), 'v1')];
+  const endpointsOf = async (): Promise<string | undefined> => {
+    await rig.start({ fallbacks: 3 });
+    const stream = await picked();
+    const { headers } = toldBy(stream.responses[1]!);
+    expect(headers[name]).toBe('10.0.0.2:8000');
+    stream.end();
+    return headers['x-gateway-destination-endpoint'];
+  };
+  rig.workers = [of(decode, 'v1'), of(prefill, 'v1'), ...more];
+  const { script } = rig.dispatch;
+  rig.dispatch.script = (request, signal) => {
+    const worker = script(request, signal) as Worker;
+    return rig.workers[worker.number]!;
+  };
+  expect(await endpointsOf()).toBe('10.0.0.1:8000,10.0.0.4:8000');
+  await rig.close();
+  rig.workers = [leaning, of(prefill, 'v1'), ...more];
+  expect(await endpointsOf()).toBe('10.0.0.1:8000,10.0.0.4:8000');
+});

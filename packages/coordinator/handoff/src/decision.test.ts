@@ -161,6 +161,12 @@ describe('by hand', () => {
     expect([draws(1_615, 20), draws(63, 20), draws(63, 0.1)]).toEqual([true, false, true]);
   });
 
+  it('prefill gives no first token that fills its pool: its engine would end the answer with it', () => {
+    const draws = (maxTotalTokens: number) =>
+      decide(question({ mode: 'always', itlS: 1, others: [side(1, { maxTotalTokens })] })).split!.draws;
+    expect([draws(1_602), draws(1_603)]).toEqual([false, true]);
+  });
+
   it('a rest of a block waits at the decode side for a step, not for the prompts there', () => {
     const decode = (tokensAhead: number) => running(3, { role: 'decode', tokensAhead });
     const of = (tokens: number, tokensAhead: number) =>

@@ -196,13 +196,20 @@ function splitOf(question: Question, prefill: Side, blocks: number, held: number
  */
 function drawing(question: Question, split: Split, full: number): Split {
   const { decode, maxTokens, itlS } = question;
-  if (split.blocks !== full || maxTokens <= 1) return split;
+  if (split.blocks !== full || maxTokens <= 1 || !holdsToken(split.prefill, question.tokens)) return split;
   const { earlyS, plainS, pauseS } = splitTimes(question, split.prefill, full, full - split.lacks, true);
   if (pauseS > itlS) return split;
   const without = ownCostOf(question, split.plainS, split.plainS + stepS(decode));
   if (ownCostOf(question, earlyS, plainS) > without) return split;
   return { ...split, draws: true };
 }
+
+/**
+ * Whether an answer may begin at the prefill side and go on elsewhere: where its pool is full with the first token, an engine ends the
+ * answer there.
+ */
+export const holdsToken = ({ maxTotalTokens = Number.POSITIVE_INFINITY }: Side, tokens: number): boolean =>
+  tokens + 1 < maxTotalTokens;
 
 const ms = (seconds: number): string => `${(seconds * 1000).toFixed(0)} ms`;
 

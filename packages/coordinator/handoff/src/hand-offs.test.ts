@@ -1,5 +1,7 @@
 /** What a coordinator counts while a hand-off is under way, by scripted workers. */
+
 import { FakeWorkers, recordOf } from '@kvtier/dispatch/testing';
+import { KvError } from '@kvtier/errors';
 import type { OnEvent } from '@kvtier/registry';
 import { event, greedy } from '@kvtier/registry/testing';
 import { createLogger } from '@kvtier/telemetry';
@@ -186,4 +188,55 @@ it.each([
   streams.get(0)!.end();
   await run;
   expect(told).toEqual([undefined]);
+});
+
+it('another prefill worker gives no first token that fills its pool', async () => {
+  const workers = new FakeWorkers();
+  const [decode] = [workers.add('d'), workers.add('p'), workers.add('q')];
+  for (const [at, role] of (['decode', 'prefill', 'prefill'] as const).entries()) {
+    const maxTotalTokens = asked.tokens + (at === 2 ? 1 : 1_000);
+    const facts = { ...workers.all[at]!.facts!, maxTotalTokens };
+    Object.assign(workers.all[at]!, { record: recordOf(`${role}${at}`, { role, node: `n${at}` }), facts });
+  }
+  // The one with the small pool is the second choice.
+  Object.assign(workers.all[2]!.load, { tokensAhead: 10_000, prefillTokensPerS: 2_000 });
+  const legs: [number, boolean | undefined][] = [];
+  let answered = (): void => {};
+  const engines = {
+    workers: () => workers.all,
+    sent: (...sent: Parameters<FakeWorkers['sent']>) => workers.sent(...sent),
+    engine: () => ({ changeHandOff: async () => true, tellFirstToken: async () => true }),
+    follow: async (number: number, request: GenerateRequest, _signal: AbortSignal, onEvent: OnEvent) => {
+      if (number === 0) {
+        onEvent(event({ handOff: { localBlocks: 0, readyBlocks: 0 } }));
+        await new Promise<void>((resolve) => {
+          answered = resolve;
+        });
+        onEvent(event({ tokenIds: [1], finishReason: 'length' }));
+        return;
+      }
+      legs.push([number, request.prefillOnly?.draws]);
+      if (legs.length === 1) throw new KvError('DISCONNECTED', 'gone', { retry: true });
+      answered();
+    },
+  } as unknown as HandOffEngines;
+  const holdings = {
+    match: (_model: string, _keys: unknown, numbers: readonly number[]) =>
+      numbers.map(() => ({ blocks: 0, byMedium: new Int32Array(8) })),
+  };
+  const limits = { split: 'always', itlMs: 100_000, ttftMs: 100_000 } as const;
+  const handOffs = new HandOffs({ engines, holdings, logger: createLogger('test', 'silent'), limits });
+  const choice = { worker: decode!, share: { requestId: 'r', tokensAhead: 0, blocks: 0, loadS: 0 } };
+  await handOffs.follow(
+    choice as unknown as Parameters<HandOffs['follow']>[0],
+    { ...asked, maxTokens: 5, arrivedMs: performance.now() },
+    greedy({ requestId: 'r' }),
+    new AbortController().signal,
+    () => {},
+    () => {},
+  );
+  expect(legs).toEqual([
+    [1, true],
+    [2, undefined],
+  ]);
 });

@@ -15,7 +15,7 @@ import type { Logger } from '@kvtier/telemetry';
 import type { GenerateRequest } from '@kvtier/wire/grpc';
 import type { Asked } from './asked.ts';
 import type { Copies } from './copies.ts';
-import { type Decision, decide, lineOf, type Split } from './decision.ts';
+import { type Decision, decide, holdsToken, lineOf, type Split } from './decision.ts';
 import { HandOff, type HandOffEngines, type Shortfall, type Took } from './hand-off.ts';
 import { Lateness, LatestOfWorkers, type Whose } from './late.ts';
 import { LinkRate } from './link-rate.ts';
@@ -199,7 +199,7 @@ export class HandOffs {
           if (next === undefined) return undefined;
           prefill = next.prefill.name;
           told({ line, prefill, degraded });
-          return { ...next, blocks: split.blocks, draws: split.draws };
+          return { ...next, blocks: split.blocks, draws: split.draws && holdsToken(next.prefill, asked.tokens) };
         },
         firstToken: (local, come, hidden) => {
           this.metrics.handedOff(split, local, come, hidden);
