@@ -46,6 +46,11 @@ class Reader {
     return (*at_ & 0xf0) == 0x80 || *at_ == 0xde || *at_ == 0xdf;
   }
 
+  bool IsPair() const {
+    Need(1);
+    return *at_ == 0x92;
+  }
+
   bool Nil() {
     Need(1);
     if (*at_ != 0xc0) return false;
@@ -337,7 +342,9 @@ class Event {
         head_[6] = 1;
         out_.Hash(in_.Hash());
         break;
-      case kTokens: Tokens(in_.Array()); break;
+      case kTokens:
+        if (!in_.Nil()) Tokens(in_.Array());
+        break;
       case kBlockSize: head_[7] = in_.Small(); break;
       case kMedium: Name(2); break;
       case kLocality: Name(3); break;
@@ -354,7 +361,12 @@ class Event {
         break;
       case kLoraName:
         if (in_.Nil()) break;
-        in_.Text();
+        // SGLang has a map with the salt here.
+        if (in_.IsMap()) {
+          for (uint32_t pairs = in_.Map(); pairs > 0; --pairs) in_.Text(), in_.Skip();
+        } else {
+          in_.Text();
+        }
         head_[10] = 1;
         break;
       case kKind: Name(8); break;
@@ -378,13 +390,22 @@ class Event {
     if (!in_.Nil()) head_[word] = PlaceOf(in_.Text(), names_);
   }
 
+  // SGLang with EAGLE tells each token with the one after it.
   void Tokens(uint32_t count) {
-    if (!tokens_) return in_.SkipNumbers(count);
+    const bool pairs = count > 0 && in_.IsPair();
+    if (!tokens_ && !pairs) return in_.SkipNumbers(count);
     for (; count > 0; --count) {
-      const uint64_t token = in_.Integer();
-      if (token > UINT32_MAX) throw Other{};
-      *out_.Take(1) = static_cast<int32_t>(token);
+      if (pairs && in_.Array() != 2) throw Other{};
+      if (tokens_) Token();
+      else in_.SkipNumbers(1);
+      if (pairs) in_.SkipNumbers(1);
     }
+  }
+
+  void Token() {
+    const uint64_t token = in_.Integer();
+    if (token > UINT32_MAX) throw Other{};
+    *out_.Take(1) = static_cast<int32_t>(token);
   }
 
   Reader& in_;

@@ -82,10 +82,57 @@ it.each([
   ['a hash of text', batchOf(['BlockRemoved', ['x'], 'GPU'])],
   ['a hash of 4 bytes', batchOf(['BlockRemoved', [Buffer.alloc(4)], 'GPU'])],
   ['no hashes', batchOf(['BlockRemoved'])],
-  ['no block size', batchOf(['BlockStored', [1], null, [1]])],
   ['a medium that is a number', batchOf(['BlockRemoved', [1], 1])],
 ])('refuses with PROTOCOL: %s', (_, payload) => {
   expect(() => decodeBatch(payload)).toThrow(expect.objectContaining({ code: 'PROTOCOL' }));
+});
+
+it.each([
+  ['no block size', ['BlockStored', [2], null, [1]], 'block_size is not a number'],
+  ['tokens of text', ['BlockStored', [2], null, ['a'], 1, null], 'token_ids is not a number'],
+  ['tokens by three', ['BlockStored', [2], null, [[1, 2, 3]], 1, null], 'token_ids is not a number'],
+  ['a pair of text', ['BlockStored', [2], null, [[1, 'b']], 1, null], 'token_ids is not a number'],
+  ['a hash of text', { type: 'BlockStored', block_hashes: ['x'] }, 'block_hashes: a hash is an integer'],
+  [
+    'hashes beside a salt that are none',
+    ['BlockStored', 5, null, [1], 1, null, 'GPU', { cache_salt: 'a' }],
+    'block_hashes is not',
+  ],
+])('passes over blocks stored that it cannot read, and says so: %s', (_, bad, reason) => {
+  const good = ['BlockStored', [1], null, [1], 1, null, 'GPU'];
+  const { events, unread } = decodeBatch(batchOf(bad, good, bad, ['BlockRemoved', [3], 'GPU']));
+  expect(events).toMatchObject([{ blockHashes: [1n] }, { type: 'BlockRemoved', blockHashes: [3n] }]);
+  expect(unread).toEqual({ count: 2, reason: expect.stringContaining(reason) });
+  // What is gone and is not known to be would be claimed for ever.
+  const removals = batchOf(bad, ['BlockRemoved', ['x'], 'GPU']);
+  expect(() => decodeBatch(removals)).toThrow(expect.objectContaining({ code: 'PROTOCOL' }));
+});
+
+it("reads SGLang's salt beside the hashes as an extra key of each, and pairs of tokens as the first ones", () => {
+  const salted = ['BlockStored', [7, 8], null, [1, 2], 1, null, 'GPU', { cache_salt: 'tenant' }];
+  const pairs = [
+    'BlockStored',
+    [9],
+    8,
+    [
+      [3, 4],
+      [4, 5],
+    ],
+    2,
+    null,
+    'CPU_PINNED',
+  ];
+  const { events, unread } = decodeBatch(batchOf(salted, pairs));
+  expect(unread).toBeUndefined();
+  expect(events).toMatchObject([
+    { blockHashes: [7n, 8n], tokenIds: [1, 2], loraName: null, extraKeys: [['tenant'], ['tenant']] },
+    { blockHashes: [9n], tokenIds: [3, 4], extraKeys: null },
+  ]);
+});
+
+it('tokens that are null are none', () => {
+  const stored = { type: 'BlockStored', block_hashes: [1], parent_block_hash: null, token_ids: null, block_size: 16 };
+  expect(decodeBatch(batchOf(stored)).events).toMatchObject([{ blockHashes: [1n], tokenIds: [] }]);
 });
 
 it('an extra key that cannot be written is refused, and the next batch is whole', () => {

@@ -10,7 +10,15 @@
 import { KvError } from '@kvtier/errors';
 import { hashKeyOf, hashOfKey } from '@kvtier/identity';
 import { Unpackr } from 'msgpackr';
-import type { AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KvEvent, KvEventBatch } from './event.ts';
+import type {
+  AllBlocksCleared,
+  BlockHash,
+  BlockRemoved,
+  BlockStored,
+  KvEvent,
+  KvEventBatch,
+  UnreadStores,
+} from './event.ts';
 import { MsgpackWriter } from './msgpack-writer.ts';
 
 export interface Encoding {
@@ -53,8 +61,9 @@ export function encodeEvent(event: KvEvent, { encoding = 'map', intBlockHashes =
 }
 
 /**
- * Every field is there, null by default. Events of unknown types are left out. Throws KvError PROTOCOL, for more than `maxBytes` or
- * `maxHashes`, too.
+ * Every field is there, null by default. Events of unknown types are left out, and blocks stored that cannot be read: to know of fewer
+ * blocks is never wrong, to know of one that is gone is. Throws KvError PROTOCOL for all else that cannot be read, and for more than
+ * `maxBytes` or `maxHashes`.
  */
 export function decodeBatch(
   payload: Uint8Array,
@@ -74,12 +83,29 @@ export function decodeBatch(
   if (!Array.isArray(events)) throw malformed('the events of a batch are an array');
   const hashes = events.reduce((sum: number, event) => sum + hashesIn(event), 0);
   if (hashes > maxHashes) throw malformed(`a batch of ${hashes} hashes of another form than publishers of today write`);
+  const read: KvEvent[] = [];
+  let unread: UnreadStores | undefined;
+  for (const event of events) {
+    try {
+      const one = readEvent(event);
+      if (one) read.push(one);
+    } catch (error) {
+      if (tagOf(event) !== 'BlockStored') throw error;
+      unread = oneMoreUnread(unread, error);
+    }
+  }
   return {
     ts: integer(ts, 'ts'),
-    events: events.flatMap((event) => readEvent(event) ?? []),
+    events: read,
     dataParallelRank: orNull(rank, 'data_parallel_rank', count),
+    ...(unread && { unread }),
   };
 }
+
+export const oneMoreUnread = (before: UnreadStores | undefined, error: unknown): UnreadStores => ({
+  count: (before?.count ?? 0) + 1,
+  reason: before?.reason ?? KvError.from(error).message,
+});
 
 function writeMap(event: KvEvent, intBlockHashes: boolean): void {
   if (event.type === 'AllBlocksCleared') {
@@ -228,7 +254,7 @@ type Fields = Readonly<Record<string, unknown>>;
 
 function readEvent(event: unknown): KvEvent | undefined {
   if (typeof event !== 'object' || event === null) throw malformed('an event is a map or an array');
-  const tag = Array.isArray(event) ? (event[0] as unknown) : (event as Fields).type;
+  const tag = tagOf(event);
   if (typeof tag !== 'string') throw malformed('an event names its type');
   if (!Object.hasOwn(fieldsOf, tag)) return undefined;
   const names = fieldsOf[tag]!;
@@ -239,6 +265,8 @@ function readEvent(event: unknown): KvEvent | undefined {
   return tag === 'BlockRemoved' ? readRemoved(fields) : readCleared(fields);
 }
 
+const tagOf = (event: unknown): unknown => (Array.isArray(event) ? event[0] : (event as Fields | null)?.type);
+
 /** Of an event that is not looked at yet. */
 function hashesIn(event: unknown): number {
   if (typeof event !== 'object' || event === null) return 0;
@@ -246,24 +274,34 @@ function hashesIn(event: unknown): number {
   return Array.isArray(hashes) ? hashes.length : 0;
 }
 
-const readStored = (fields: Fields): BlockStored => ({
+const readStored = ({ lora_name: loraName, ...fields }: Fields): BlockStored => ({
   type: 'BlockStored',
   blockHashes: array(fields.block_hashes, 'block_hashes', blockHash),
   parentBlockHash: orNull(fields.parent_block_hash, 'parent_block_hash', blockHash),
-  tokenIds: array(fields.token_ids, 'token_ids', integer),
+  tokenIds: fields.token_ids === null ? [] : array(fields.token_ids, 'token_ids', token),
   blockSize: count(fields.block_size, 'block_size'),
   loraId: orNull(fields.lora_id, 'lora_id', integer),
   medium: orNull(fields.medium, 'medium', text),
-  loraName: orNull(fields.lora_name, 'lora_name', text),
-  extraKeys: orNull(fields.extra_keys, 'extra_keys', (keys, name) =>
-    array(keys, name, (key) => orNull(key, name, (one) => array(one, name, (part) => part))),
-  ),
+  loraName: isMap(loraName) ? null : orNull(loraName, 'lora_name', text),
+  extraKeys: isMap(loraName) ? extraKeysOf(fields.block_hashes, loraName) : readExtraKeys(fields.extra_keys),
   groupIdx: orNull(fields.group_idx, 'group_idx', count),
   kvCacheSpecKind: orNull(fields.kv_cache_spec_kind, 'kv_cache_spec_kind', text),
   kvCacheSpecSlidingWindow: orNull(fields.kv_cache_spec_sliding_window, 'kv_cache_spec_sliding_window', count),
   locality: orNull(fields.locality, 'locality', text),
   ...(fields.reused === true && { reused: true }),
 });
+
+const readExtraKeys = (value: unknown): (unknown[] | null)[] | null =>
+  orNull(value, 'extra_keys', (keys, name) =>
+    array(keys, name, (key) => orNull(key, name, (one) => array(one, name, (part) => part))),
+  );
+
+/** SGLang tells the salt of blocks in the place where vLLM has the name of their adapter: all of them are hashed with it. */
+const extraKeysOf = (hashes: unknown, metadata: Fields): unknown[][] =>
+  (hashes as readonly unknown[]).map(() => Object.values(metadata));
+
+const isMap = (value: unknown): value is Fields =>
+  typeof value === 'object' && value !== null && Object.getPrototypeOf(value) === Object.prototype;
 
 const readRemoved = (fields: Fields): BlockRemoved => ({
   type: 'BlockRemoved',
@@ -293,6 +331,13 @@ function integer(value: unknown, name: string): number {
   if (typeof value === 'number') return value;
   if (typeof value === 'bigint') return Number(value);
   throw malformed(`${name} is not a number`);
+}
+
+/** SGLang with EAGLE tells each token with the one after it. */
+function token(value: unknown, name: string): number {
+  if (!Array.isArray(value) || value.length !== 2) return integer(value, name);
+  integer(value[1], name);
+  return integer(value[0], name);
 }
 
 /** What is counted: negative ones are lies, and would be taken for "not said" further on. */

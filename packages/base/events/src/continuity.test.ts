@@ -5,6 +5,7 @@ import { decodeBatch, encodeBatch } from './codec.ts';
 import { Continuity, type Replay, type StreamItem } from './continuity.ts';
 import type { KvEvent } from './event.ts';
 import { type Published, ReplayBuffer } from './replay-buffer.ts';
+import { foreignBatch } from './testing/foreign.ts';
 import { NaiveHolders } from './testing/naive-holders.ts';
 
 const storedEvent = (hash: bigint): KvEvent => ({
@@ -155,6 +156,24 @@ describe('one stream', () => {
     expect(await all(stream.arrived({ seq: 1, topic: 'kv', payload: Buffer.from('nonsense') }))).toEqual(['gap 1-2']);
     source.nextSeq = 2;
     expect(await all(stream.arrived(source.publish(storedEvent(1n))))).toEqual([2]);
+  });
+
+  it('blocks stored that cannot be read are no gap: nothing else is forgotten', async () => {
+    const stream = new Continuity(decodeBatch, { replay: null }, '');
+    const index = new NaiveHolders();
+    const [good, bad] = [
+      ['BlockStored', [1], null, [], 16, null],
+      ['BlockStored', [2], null, 'x', 16, null],
+    ];
+    const kinds: unknown[] = [];
+    for (const [seq, events] of [[good], [bad], [bad, ['BlockRemoved', ['x']]]].entries()) {
+      for await (const item of stream.arrived({ seq, topic: '', payload: foreignBatch(events) })) {
+        kinds.push(item.kind === 'gap' ? item.isUnread : item.kind);
+        index.apply('engine', item);
+      }
+      expect(index.holdersOf(1n).length).toBe(seq < 2 ? 1 : 0);
+    }
+    expect([kinds, stream.counts.undecodable]).toEqual([['batch', 'batch', true], 1]);
   });
 });
 

@@ -23,7 +23,14 @@ import type { Published, Replayed } from './replay-buffer.ts';
 export type StreamItem<Batch = KvEventBatch> =
   | { readonly kind: 'batch'; readonly seq: number; readonly topic: string; readonly batch: Batch }
   /** Batches fromSeq ... untilSeq - 1 are lost. None: only that nothing was missed could not be shown. */
-  | { readonly kind: 'gap'; readonly fromSeq: number; readonly untilSeq: number; readonly reason: string }
+  | {
+      readonly kind: 'gap';
+      readonly fromSeq: number;
+      readonly untilSeq: number;
+      readonly reason: string;
+      /** It came, and could not be read. */
+      readonly isUnread?: true;
+    }
   /** A new life of the publisher: it holds nothing of what it said up to lastSeq. */
   | { readonly kind: 'restarted'; readonly lastSeq: number }
   /** What was said before is void; all that the publisher holds as of batch `seq` follows, as batches. */
@@ -155,7 +162,8 @@ export class Continuity<Batch extends { readonly ts: number }> {
       this.#counts.undecodable++;
       this.#counts.gaps++;
       this.#isPartial = true;
-      return { kind: 'gap', fromSeq: one.seq, untilSeq: one.seq + 1, reason: KvError.from(error).message };
+      const reason = KvError.from(error).message;
+      return { kind: 'gap', fromSeq: one.seq, untilSeq: one.seq + 1, reason, isUnread: true };
     }
     this.#counts.batches++;
     this.#lastTs = Math.max(this.#lastTs, batch.ts);

@@ -75,9 +75,18 @@ export interface AllBlocksCleared {
 
 export type KvEvent = BlockStored | BlockRemoved | AllBlocksCleared;
 
+/** Events of blocks stored that were passed over, as they could not be read: whoever lists blocks lists fewer than there are. */
+export interface UnreadStores {
+  readonly count: number;
+  /** What was wrong with the first one. */
+  readonly reason: string;
+}
+
 export interface KvEventBatch {
   /** Unix time in seconds. */
   readonly ts: number;
   readonly events: readonly KvEvent[];
   readonly dataParallelRank: number | null;
+  /** Of batches that were read. */
+  readonly unread?: UnreadStores | undefined;
 }

@@ -8,7 +8,7 @@
 
 import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
-import { decodeBatch } from './codec.ts';
+import { decodeBatch, oneMoreUnread } from './codec.ts';
 import {
   attentionKinds,
   type BlockHash,
@@ -17,6 +17,7 @@ import {
   type KvEvent,
   type KvEventBatch,
   media,
+  type UnreadStores,
 } from './event.ts';
 
 /** Where what stands in a record. The hashes follow its head as pairs [low, high] of their integer form, then the parent, then the token ids. */
@@ -58,6 +59,8 @@ export interface PackedBatch {
   readonly end: number;
   /** Of media, localities and kinds of attention. Grows, so that a place keeps its meaning for all batches of one decoder. */
   readonly names: readonly string[];
+  /** Not among these events. */
+  readonly unread?: UnreadStores | undefined;
 }
 
 const slabWords = 64 * 1_024;
@@ -77,6 +80,8 @@ const firstNames = [
   'CPU_PINNED',
   'CPU_TIER1',
   'CPU_TIER2',
+  'STORAGE',
+  'EXTERNAL',
 ];
 /** Of what is read object by object, so that a turn stays short: 32,768 hashes take some 25 ms. Larger batches are refused, and so a gap. */
 const maxObjectBytes = 256 * 1024;
@@ -98,8 +103,8 @@ export class PackedDecoder {
   }
 
   /**
-   * Throws KvError PROTOCOL for what `decodeBatch` refuses, for numbers beyond a word, for ever new names, and for a large batch that
-   * native code does not read.
+   * Throws KvError PROTOCOL for what `decodeBatch` refuses, for ever new names, and for a large batch that native code does not read. Blocks
+   * stored with numbers beyond a word, or with such names, are passed over.
    */
   decode(payload: Uint8Array): PackedBatch {
     let from = this.#end;
@@ -135,9 +140,20 @@ export class PackedDecoder {
     return this.#encodedNames;
   }
 
-  #pack({ ts, events, dataParallelRank }: KvEventBatch): PackedBatch {
-    const words = Int32Array.from(events.flatMap((event) => this.#recordOf(event)));
-    return { ts, dataParallelRank, count: events.length, words, from: 0, end: words.length, names: this.#names };
+  #pack({ ts, events, dataParallelRank, unread: before }: KvEventBatch): PackedBatch {
+    const records: number[][] = [];
+    let unread = before;
+    for (const event of events) {
+      try {
+        records.push(this.#recordOf(event));
+      } catch (error) {
+        if (event.type !== 'BlockStored') throw error;
+        unread = oneMoreUnread(unread, error);
+      }
+    }
+    const words = Int32Array.from(records.flat());
+    const place = { words, from: 0, end: words.length };
+    return { ts, dataParallelRank, count: records.length, ...place, names: this.#names, unread };
   }
 
   #recordOf(event: KvEvent): number[] {

@@ -4,4 +4,5 @@ export { curveKeyPair } from 'zeromq';
 export { Continuity, type Replay, type Snapshot } from '../continuity.ts';
 export { Probing } from '../probing.ts';
 export { type Published, ReplayBuffer } from '../replay-buffer.ts';
+export { foreignBatch } from './foreign.ts';
 export { NaiveHolders } from './naive-holders.ts';

@@ -3,7 +3,8 @@
  * time; `apply` goes on a slice at a time.
  *
  * Names: an engine that hashes as we do names its blocks by our keys. Of others, the tokens are hashed again; then a block is only known
- * with all before it, back to the root, and those with an adapter or an image are left out. A name stays while the index credits some part
+ * with all before it, back to the root, and those with an adapter or an image are left out, and all groups but the first, which do not say
+ * what they need. A name stays while the index credits some part
  * with its block: removals of what was stored before we listened, on another medium or by another part, must not take it.
  */
 import { type PackedBatch, recordType, type StreamItem } from '@kvtier/events';
@@ -12,11 +13,12 @@ import { keysOfHashes } from '../keys.ts';
 import type { Keys, KvIndex, Parent } from '../kv-index.ts';
 import { HashNames } from './hash-names.ts';
 import type { Lies } from './lies.ts';
-import { mediumNumbers, mediumOf, sharedMedia } from './media.ts';
+import { isExternal, mediumNumbers, mediumOf, sharedMedia } from './media.ts';
 import type { NamesBudget } from './names-budget.ts';
 import { eventsIn, type PackedEvent } from './packed-events.ts';
 import { Part } from './part.ts';
 import { Slicer, slices, turnBlocks } from './slices.ts';
+import { tellUnread } from './unread.ts';
 
 export interface EngineListingOptions {
   readonly index: KvIndex;
@@ -35,7 +37,8 @@ interface Named {
   readonly parent: Keys | undefined;
 }
 
-const maxRanks = 64;
+/** vLLM numbers ranks over all hosts: of a wide deployment, a host tells of high ones. `maxParts` bounds how many there are. */
+const maxRanks = 65_536;
 const maxGroups = 16;
 /** Ranks times groups. */
 const maxParts = 64;
@@ -48,7 +51,7 @@ export class EngineListing {
   readonly #names: HashNames | undefined;
   /** Names were refused since all was void last. */
   #isCut = false;
-  /** Blocks with an adapter, a salt or an image were left out since; of those after them, only the parent, without a name, shows it. */
+  /** Blocks with an adapter, a salt or an image were left out since, or could not be read; of those after them, only the parent, without a name, shows it. */
   #hasSkipped = false;
   /** What the index had dropped then: of what this engine told before, nothing is missed. */
   #droppedBefore: number;
@@ -88,7 +91,9 @@ export class EngineListing {
 
   /** One item of its stream. Goes on with each `next`, some thousand blocks at a time. True: its sources, or their windows, are others. */
   *apply(item: StreamItem<PackedBatch>): Generator<void, boolean> {
+    tellUnread(item, this.#options.lies);
     if (item.kind !== 'batch') return this.forget();
+    if (item.batch.unread) this.#hasSkipped = true;
     const rank = item.batch.dataParallelRank ?? 0;
     if (rank >= maxRanks) {
       this.#options.lies.tell('rank', () => `data-parallel rank ${rank}; at most ${maxRanks - 1}`);
@@ -114,7 +119,8 @@ export class EngineListing {
   }
 
   *#event(rank: number, event: PackedEvent): Generator<number, void> {
-    const { lies } = this.#options;
+    const { lies, renaming } = this.#options;
+    if (isExternal(event.medium)) return;
     const medium = event.medium === undefined ? mediumNumbers.gpu : mediumOf(event.medium);
     if (medium === undefined || sharedMedia.includes(medium)) {
       lies.tell('medium', () => `blocks on ${event.medium}, which no engine has`);
@@ -122,11 +128,15 @@ export class EngineListing {
     }
     if (event.type === recordType.reused) return; // a copy more would outlive the block
     if (event.type === recordType.cleared) {
-      for (const [place, part] of this.#parts) if (Math.floor(place / maxGroups) === rank) part.cleared(medium);
+      // SGLang clears its host memory with the GPU, and does not say so.
+      const which = renaming && event.medium === undefined ? undefined : medium;
+      for (const [place, part] of this.#parts) if (Math.floor(place / maxGroups) === rank) part.cleared(which);
       yield 1;
       yield* this.#reviewNames();
       return;
     }
+    // Without their kinds and windows, what others need is not known: the first group stands for all.
+    if (renaming && event.group > 0) return;
     if (event.group >= maxGroups) {
       lies.tell('group', () => `attention group ${event.group}; at most ${maxGroups - 1}`);
       return;
@@ -182,6 +192,7 @@ export class EngineListing {
     const { keys, tokens, blockTokens } = event;
     const isRenamed = this.#names !== undefined && tokens.length > 0;
     if (isRenamed && !this.#canRename(event)) return;
+    if (isRenamed && medium === mediumNumbers.gpu && (yield* this.#isToldAgain(part, event))) return;
     // Only hashes: nothing is said of their order. Groups other than the first leave out blocks.
     const isOrdered = event.group === 0 && (event.parent !== undefined || event.blockTokens > 0);
     let before = event.parent;
@@ -205,6 +216,25 @@ export class EngineListing {
       at += count;
       yield count;
     }
+  }
+
+  /**
+   * Whether all of these blocks, from the root on, are there on the GPU: vLLM tells hits so, without a mark, when a client asks for it, and
+   * removes each block once. Of two prompts computed at once it removes each copy: with the first one they are thought to be gone.
+   */
+  *#isToldAgain({ source }: Part, { keys, parent }: PackedEvent): Generator<number, boolean> {
+    if (parent !== undefined || this.#ownKeys(keys.subarray(keys.length - 2)).length === 0) return false;
+    const own = new Int32Array(keys.length);
+    let at = 0;
+    for (const slice of slices(keys)) {
+      const named = this.#ownKeys(slice);
+      if (named.length < slice.length) return false;
+      own.set(named, at);
+      at += named.length;
+      yield named.length / 2;
+    }
+    const [match] = this.#options.index.match(own, [{ sources: [source] }]);
+    return match!.byMedium[mediumNumbers.gpu] === own.length / 2;
   }
 
   /** The engine's names as ours; those that we have none for are left out. */
@@ -248,14 +278,14 @@ export class EngineListing {
     };
   }
 
-  #canRename({ keys, tokens, hasExtra, group }: PackedEvent): boolean {
+  #canRename({ keys, tokens, hasExtra }: PackedEvent): boolean {
     const { blockTokens, lies } = this.#options;
     // Not a lie: such prompts are not looked up by tokens alone.
     if (hasExtra) {
       this.#hasSkipped = true;
       return false;
     }
-    if (group === 0 && tokens.length === (keys.length / 2) * blockTokens) return true;
+    if (tokens.length === (keys.length / 2) * blockTokens) return true;
     lies.tell('tokens', () => `${tokens.length} tokens for ${keys.length / 2} blocks of ${blockTokens}`);
     return false;
   }

@@ -1,6 +1,7 @@
 /** Streams of the test's own, without sockets: who is followed no more in the middle of what it says, and clocks that are set. */
 import { type EventSource, workerRecordSchema } from '@kvtier/config';
 import { encodeBatch, type KvEvent, type PackedBatch, PackedDecoder, type StreamItem } from '@kvtier/events';
+import { foreignBatch } from '@kvtier/events/testing';
 import { afterEach, expect, it, vi } from 'vitest';
 import { KvIndex } from '../kv-index.ts';
 import type { FollowedWorker } from './followed.ts';
@@ -22,6 +23,18 @@ class Stream implements Subscription {
   readonly #decoder = new PackedDecoder({ tokens: false });
   #wake: () => void = () => {};
   #isClosed = false;
+
+  /** Arrives at once, as publishers of others write it. */
+  tell(events: readonly unknown[]): void {
+    const payload = foreignBatch(events, null);
+    try {
+      this.#bursts.push([{ kind: 'batch', seq: 0, topic: '', batch: this.#decoder.decode(payload) }]);
+    } catch (error) {
+      const { message: reason } = error as Error;
+      this.#bursts.push([{ kind: 'gap', fromSeq: 0, untilSeq: 1, reason, isUnread: true }]);
+    }
+    this.#wake();
+  }
 
   /** Arrives at once: a batch of each of these events. */
   say(events: readonly KvEvent[], ts = Date.now() / 1_000): void {
@@ -143,4 +156,31 @@ it.each([
   const { lagS, why } = feed.state().workers[0]!;
   expect(Math.round(lagS / 10)).toBe(2);
   expect(why).toMatch(/^its KV events are more than 5 s late/);
+});
+
+it.each([
+  ['batches', [['BlockRemoved', ['x'], 'GPU']], 'unreadable_batch'],
+  ['blocks stored', [['BlockStored', [1], null, 'x', 16, null]], 'unreadable'],
+] as const)('one of whose %s none can be read is guessed, until some can', async (_, events, kind) => {
+  const { feed, said } = rig();
+  const why = (): string | undefined => {
+    feed.follow([worker(0)]); // looks at once
+    return feed.state().workers[0]!.why;
+  };
+  feed.follow([worker(0)]);
+  for (let i = 1; i <= 3; i++) {
+    said('w0').tell(events);
+    await vi.waitFor(() => expect(feed.state().totals.lies[kind]).toBe(i), wait);
+    expect(why()).toMatch(
+      /^no KV event of it that tells of blocks can be read: look whether it speaks vLLM's encoding/,
+    );
+    expect(feed.guesses([0])).toBe(true);
+  }
+  said('w0').say([stored(1, 1)]);
+  await vi.waitFor(() => expect(feed.match(keysFrom(1, 1), [0])[0]!.blocks).toBe(1), wait);
+  expect([why(), feed.guesses([0])]).toEqual([undefined, false]);
+  // From then on, what cannot be read is left out alone.
+  said('w0').tell(events);
+  await vi.waitFor(() => expect(feed.state().totals.lies[kind]).toBe(4), wait);
+  expect(why()).toBeUndefined();
 });

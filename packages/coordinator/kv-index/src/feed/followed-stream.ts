@@ -8,6 +8,7 @@ import type { KvEventSubscriberStats, PackedBatch, StreamItem } from '@kvtier/ev
 import { type Clocks, EventDelay } from './event-delay.ts';
 import { addBreaks, type Breaks, noBreaks } from './totals.ts';
 import type { Turns } from './turns.ts';
+import { Readability } from './unread.ts';
 
 /** `KvEventSubscriber`, as far as it is used here. */
 export interface Subscription {
@@ -62,6 +63,7 @@ export class FollowedStream {
   #problem: string | undefined;
   #lagS = 0;
   readonly #delay: EventDelay;
+  readonly #readability = new Readability();
 
   constructor(options: FollowedStreamOptions) {
     this.#options = options;
@@ -87,6 +89,10 @@ export class FollowedStream {
     if (this.#subscription?.connected !== true) {
       const remedy = `look whether it listens at ${endpoint}${serverKey === undefined ? '' : ', and has this key'}`;
       return { what: 'not connected to its KV events', remedy };
+    }
+    if (this.#readability.isUnread) {
+      const remedy = "look whether it speaks vLLM's encoding; a line says what is wrong";
+      return { what: 'no KV event of it that tells of blocks can be read', remedy };
     }
     if (this.#isHeard) return undefined;
     const remedy = replayEndpoint === null ? 'name its replayEndpoint, or await its next event' : lookAtTopic(topic);
@@ -162,6 +168,7 @@ export class FollowedStream {
     const { listing, turns, onChange } = this.#options;
     this.#isHeard = true;
     this.#wasHeard = true;
+    this.#readability.came(item);
     if (item.kind === 'batch') this.#timed(item.batch.ts);
     const work = listing.apply(item);
     let step = work.next();
@@ -177,6 +184,7 @@ export class FollowedStream {
 
   #forget(): void {
     this.#isHeard = false;
+    this.#readability.reset();
     if (this.#options.listing.forget()) this.#options.onChange();
   }
 

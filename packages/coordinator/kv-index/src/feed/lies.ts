@@ -12,6 +12,8 @@ export const lieKinds = [
   'tokens',
   'too_many_blocks',
   'too_many_parts',
+  'unreadable',
+  'unreadable_batch',
   'no_room',
 ] as const;
 export type LieKind = (typeof lieKinds)[number];
@@ -46,12 +48,12 @@ export class Lies {
   }
 
   /** `what`: "blocks of 32 tokens, the index has blocks of 16". */
-  tell(kind: LieKind, what: () => string): void {
-    this.#counts.byKind[kind]++;
+  tell(kind: LieKind, what: () => string, events = 1): void {
+    this.#counts.byKind[kind] += events;
     const now = this.#nowMs();
     const told = this.#told.get(kind) ?? { atMs: Number.NEGATIVE_INFINITY, since: 0 };
     this.#told.set(kind, told);
-    told.since++;
+    told.since += events;
     if (now - told.atMs < lineMs) return;
     this.#log.warn(
       { publisher: this.#publisher, kind, events: told.since },

@@ -16,7 +16,13 @@ const numbers = new Map<string, number>([
   ['host', mediumNumbers.cpu],
   ['nvme', mediumNumbers.disk],
   ['fs', mediumNumbers.disk],
+  ['storage', mediumNumbers.disk],
 ]);
+/** What SGLang calls a pool that many share: who reaches it is not said. */
+const external = 'external';
 
 /** undefined: not one that we know. */
 export const mediumOf = (name: string): number | undefined => numbers.get(name.toLowerCase());
+
+/** Not a lie, and of no use. */
+export const isExternal = (name: string | undefined): boolean => name?.toLowerCase() === external;

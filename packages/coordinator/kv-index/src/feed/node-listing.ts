@@ -10,6 +10,7 @@ import { eventsIn, type PackedEvent } from './packed-events.ts';
 import { Part } from './part.ts';
 import type { SharedBlocks, Teller } from './shared-blocks.ts';
 import { Slicer, slices } from './slices.ts';
+import { tellUnread } from './unread.ts';
 
 export interface NodeListingOptions {
   readonly index: KvIndex;
@@ -45,6 +46,7 @@ export class NodeListing {
 
   /** As EngineListing's. */
   *apply(item: StreamItem<PackedBatch>): Generator<void, boolean> {
+    tellUnread(item, this.#options.lies);
     if (item.kind === 'restarted') return this.forget();
     if (item.kind !== 'batch') {
       this.#options.shared.voided(this.#options.teller);
