@@ -76,6 +76,8 @@ export function conflictOf(worker: string, mine: WorkerFacts, other: string, its
     );
   if (mine.blockTokens > 0 && its.blockTokens > 0 && mine.blockTokens !== its.blockTokens)
     return against('has blocks of', `${mine.blockTokens} tokens`, `${its.blockTokens} tokens`);
+  // What a pod tells of is hashed anew here from its tokens: its own way is nothing to others.
+  if (mine.modelDir === '' || its.modelDir === '') return undefined;
   if (differs(mine.hashAlgorithm, its.hashAlgorithm))
     return against('hashes blocks by', mine.hashAlgorithm, its.hashAlgorithm);
   if (differs(mine.hashSeed, its.hashSeed))

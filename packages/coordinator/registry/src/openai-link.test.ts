@@ -80,6 +80,18 @@ it('vLLM says what it serves and what it has to do', async () => {
   expect(worker().load).toMatchObject({ waiting: 3, running: 5, usedBlocks: 400, prefillTokensPerS: 2_000 });
 });
 
+it('pods of one model are served side by side, however each hashes its blocks', async () => {
+  const other = new Pod();
+  other.hashAlgorithm = 'xxhash';
+  await other.start();
+  const named = (name: string, { address }: Pod) => ({ name, kind: 'openai' as const, address });
+  discovery.say(named('a', pod), named('b', other));
+  await until('ready');
+  await until('ready', 'b');
+  expect(worker('b').facts!.hashAlgorithm).toBe('xxhash');
+  await other.stop();
+});
+
 it('SGLang as well; what it does not say is unknown', async () => {
   const other = new Pod('sglang');
   await other.start();

@@ -26,6 +26,8 @@ export class Pod {
   extra = '';
   /** Instead of its own; undefined: its own. */
   metrics: (() => string) | undefined;
+  /** Of vLLM: `--prefix-caching-hash-algo`. */
+  hashAlgorithm = 'sha256_cbor';
   models: (() => string) | undefined;
   startedAt = 1_700_000_000.25;
   /** Of SGLang; 0: it does not know yet. */
@@ -117,7 +119,7 @@ vllm:engine_sleep_state{${of},sleep_state="awake"} ${this.awake ? '1.0' : '0.0'}
 vllm:engine_sleep_state{${of},sleep_state="weights_offloaded"} ${this.awake ? '0.0' : '1.0'}
 vllm:engine_sleep_state{${of},sleep_state="discard_all"} 0.0
 vllm:kv_cache_usage_perc{${of}} ${usedShare}
-vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="1000",prefix_caching_hash_algo="sha256_cbor"} 1.0
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="1000",prefix_caching_hash_algo="${this.hashAlgorithm}"} 1.0
 `;
   }
 
