@@ -181,6 +181,19 @@ class Generations(StorageCase):
         Host(cache)
         self.assertEqual(cache.engine.exists(keys), 0)
 
+    def test_a_pool_that_is_cleared_is_not_loaded_into_any_more(self) -> None:
+        """Also where flushes keep what is stored: its pages may be others' by now."""
+        node, keys = self.shared(), names(8, 6)
+        for engine in (self.sglang(node, keep_on_flush=True), self.sglang(node)):
+            self.assertEqual(engine.backup(keys), 6)
+            indices = engine.fill(["others'"] * 6, engine.pool)
+            mapped = engine.storage.shares.arena
+            with mock.patch.object(engine.storage.shares, "arena", lambda attachment: (engine.pool.clear(), mapped(attachment))[1]):
+                self.assertEqual(engine.storage.batch_get_v1(keys, indices), [False] * 6)
+            self.assertEqual(engine.wrong(["others'"] * 6, indices, engine.pool), [])
+            until("attached again", lambda engine=engine: engine.attached)
+            self.unharmed(engine)
+
     def test_a_flush_that_was_not_counted_ends_it(self) -> None:
         node = self.shared()
         engine, keeps, keys = self.sglang(node), self.sglang(node, keep_on_flush=True), names(7, 6)

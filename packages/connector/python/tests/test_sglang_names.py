@@ -78,7 +78,7 @@ class Configurations(NameCase):
         self.assertEqual((first, second), (self.name(model_path=one), self.name(model_path=other)))
         self.assertEqual(first, self.name(**named, revision="main"))
         engines = [self.engine(rank, 4, **named) for rank in range(4)]
-        self.assertEqual([identity.writes(engine, "kv") for engine in engines], [True, False, True, False])
+        self.assertEqual([identity.writes(engine, "kv", {}) for engine in engines], [True, False, True, False])
 
     def test_a_model_that_is_not_here_is_its_name_and_revision(self) -> None:
         """Its weights have a digest by the options; without one it is refused."""

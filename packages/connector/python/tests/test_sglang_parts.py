@@ -15,7 +15,8 @@ from unittest import mock
 
 os.environ["KVTIER_WITHOUT_SGLANG"] = "1"
 
-from kvtier.sglang import bases, identity, options, pools, storage, transfers  # noqa: E402
+from kvtier.sglang import bases, flushes, identity, options, pools, storage, tensors, transfers  # noqa: E402
+from kvtier.sglang.pages import Pages  # noqa: E402
 from rig import until  # noqa: E402
 from sglang_play import Config, Engine, Flat, Pool, names  # noqa: E402
 
@@ -158,6 +159,17 @@ class Parts(unittest.TestCase):
         with self.assertRaises(pools.Unsupported):
             pools.view("kv", full)
 
+    def test_a_pool_that_was_looked_at_holds_what_it_held(self) -> None:
+        """Pages of one that goes by another pool's indices are in use, and its own allocator knows nothing of that."""
+        for layout in ("layer_first", "page_first"):
+            pool = Pool(3, layout=layout)
+            held = [bytes([7 + page]) * pool.page_bytes for page in range(3)]
+            for page, data in enumerate(held):
+                pool.set_from_flat_data_page(page * pool.page_size, Flat(data))
+            for _ in range(4):  # each time its allocator gives out another one
+                pools.view("indexer", pool)
+                self.assertEqual([pool.get_data_page(page * pool.page_size).bytes() for page in range(3)], held)
+
     def test_indices_that_are_no_pages_are_refused(self) -> None:
         seen = pools.view("kv", Pool(4))
         self.assertEqual(seen.blocks(array("q", [4, 5, 6, 7, 0, 1, 2, 3]), 2), [1, 0])
@@ -216,9 +228,28 @@ class Parts(unittest.TestCase):
             found = []
             for rank in range(config["tp_size"]):
                 engine = identity.engine_of(Config({}, tp_rank=rank, **config), None, b"w", "0.5.1")
-                if identity.writes(identity.Engine(**{**engine.__dict__, "kv_heads": heads}), "kv"):
+                if identity.writes(identity.Engine(**{**engine.__dict__, "kv_heads": heads}), "kv", {}):
                     found.append(rank)
             self.assertEqual(found, writers)
+
+    def test_a_draft_models_heads_are_each_ranks_own_beside_an_mla_model(self) -> None:
+        engines = [identity.engine_of(Config({}, tp_rank=rank, tp_size=4, is_mla_model=True), None, b"w", "0.5.1") for rank in range(4)]
+        heads, alike = {"class": "MHATokenToKVPoolHost"}, {"class": "MLATokenToKVPoolHost"}
+        flat = {"kind": "flat pages", "of": alike}  # of the KV, whatever they are pages of
+        for pool, facts, apart in (
+            ("kv", alike, False),
+            ("indexer", {"class": "DSAIndexerPoolHost"}, False),
+            ("draft", alike, False),
+            ("draft", heads, True),
+            ("draft_swa", heads, True),
+            ("draft", flat, True),
+            ("draft/1024 torch.float16", flat, True),
+            ("kv/1024 torch.float16", flat, False),
+            ("mamba", {"class": "MambaPoolHost"}, True),
+        ):
+            names = {identity.namespace(engine, pool, 4, 1024, facts, b"") for engine in engines}
+            writers = [identity.writes(engine, pool, facts) for engine in engines]
+            self.assertEqual((len(names), writers), (4, [True] * 4) if apart else (1, [True, False, False, False]), (pool, facts))
 
     def test_engines_that_cannot_be_named_are_left_alone_in_one_line(self) -> None:
         class Lora:
@@ -241,6 +272,136 @@ class Parts(unittest.TestCase):
             self.assertIn(said, engine.storage.shares.refusal)
             self.assertEqual(len(logs.output), 1)
             self.assertEqual((engine.backup(names(1, 3)), engine.prefetch(names(1, 3))), (0, (0, [])))
+
+
+class Cleared(unittest.TestCase):
+    """A pool that is cleared while its pages are loaded: SGLang waits for no load of its own."""
+
+    def setUp(self) -> None:
+        order = self.order = []
+
+        class Told(Pool):
+            def clear(self) -> None:
+                super().clear()
+                order.append("cleared")
+
+        self.pool = Told(4)
+        self.order.clear()
+        self.loading = flushes.Loading(flushes.flushes_of(self.pool, False))
+        self.may_end = threading.Event()
+        self.begun: list[list[int]] = []
+
+        class Job:
+            count = 1
+
+            def ended(_, wait_s: float = 0.0) -> bool:
+                return self.may_end.wait(wait_s)
+
+            def take(_) -> Any:
+                order.append("copied")
+                return types.SimpleNamespace(bad=[])
+
+        class Copies:
+            def load(_, arena: Any, layout: Any, blocks: list[int], *more: Any) -> Job:
+                self.begun.append(list(blocks))
+                return Job()
+
+        self.pages = Pages(types.SimpleNamespace(arena=lambda _: None, copies=Copies()), 64)  # type: ignore[arg-type]
+
+    def load(self, ready: int, wait: Callable[[Any], None]) -> tuple[list[bool], list[str]]:
+        """One page of one that is asked for; `wait`: where it has not come yet."""
+        ended: list[str] = []
+        load = types.SimpleNamespace(
+            done=ready == 1, ready=ready, attachment=types.SimpleNamespace(alive=True, usable=True), end=ended.append,
+            wait=lambda _: wait(load), release=lambda corrupt: None, slots=lambda *_: types.SimpleNamespace(offsets=[0], checksums=[0]),
+        )
+        share = types.SimpleNamespace(session=types.SimpleNamespace(load=lambda *_, **__: load), layout=None, payload_bytes=64)
+        return self.pages.load(share, b"x" * 32, [3], 5.0, self.loading), ended  # type: ignore[arg-type]
+
+    def test_no_copy_begins_any_more(self) -> None:
+        self.may_end.set()
+        for comes in (1, 0):  # the page, or nothing more
+
+            def cleared(load: Any, comes: int = comes) -> None:
+                self.pool.clear()
+                load.ready, load.done = comes, comes == 1
+
+            self.loading = flushes.Loading(flushes.flushes_of(self.pool, False))
+            self.assertEqual(self.load(0, cleared), ([False], ["flushed"]))
+        self.assertEqual((self.begun, self.order), ([], ["cleared"] * 2))
+
+    @mock.patch.object(flushes, "_COPIES_S", 30.0)
+    def test_it_is_cleared_when_copies_that_run_have_ended(self) -> None:
+        found: list[Any] = []
+        threads = [threading.Thread(target=lambda: found.append(self.load(1, lambda _: None)), daemon=True)]
+        threads[0].start()
+        until("it is copied", lambda: self.begun)
+        threads.append(threading.Thread(target=self.pool.clear, daemon=True))
+        threads[1].start()
+        until("it is to be cleared", lambda: self.loading.over)
+        self.assertEqual(self.order, [])
+        self.may_end.set()
+        for one in threads:
+            one.join(20)
+        self.assertEqual((self.order, found), (["copied", "cleared"], [([False], [])]))
+
+    @mock.patch.object(flushes, "_COPIES_S", 0.01)
+    def test_a_copy_that_does_not_end_keeps_no_pool_from_being_cleared(self) -> None:
+        self.assertIsNotNone(self.loading.copy(lambda: 1))
+        threading.Thread(target=self.pool.clear, daemon=True).start()
+        until("it is cleared", lambda: self.order)
+        self.assertIsNone(self.loading.copy(lambda: 1))
+
+
+class Deadlines(unittest.TestCase):
+    """Of tensors, whose pages go in parts through memory of our own."""
+
+    def tensors(self, move: Callable[[float], None]) -> tensors.Tensors:
+        class Moves:
+            def load(self, share: Any, names: bytes, blocks: Any, left_s: float) -> list[bool]:
+                move(left_s)
+                return [True] * len(blocks)
+
+            def store(self, share: Any, before: bytes, names: bytes, blocks: Any, left_s: float) -> list[bool]:
+                return self.load(share, names, blocks, left_s)
+
+        shares = types.SimpleNamespace(
+            copies=types.SimpleNamespace(layout=lambda *_: None), page_tokens=lambda: 4, page_facts=dict, add_memory=lambda *_: None,
+            share=lambda _: types.SimpleNamespace(writes=True),
+        )
+        return tensors.Tensors(shares, Moves())  # type: ignore[arg-type]
+
+    def test_a_call_of_several_parts_has_one_deadline(self) -> None:
+        keys, pages = names(1, 512), [Flat(bytes(64)) for _ in range(512)]  # four parts
+        for load in (True, False):
+            now, left = [100.0], []
+
+            def move(left_s: float, now: list[float] = now, left: list[float] = left) -> None:
+                left.append(left_s)
+                now[0] += 0.75
+
+            held = self.tensors(move)
+            with mock.patch.object(tensors, "time", types.SimpleNamespace(monotonic=lambda now=now: now[0])):
+                if load:
+                    self.assertEqual(held.load(keys, pages, 2.0), pages[:384] + [None] * 128)
+                else:
+                    self.assertFalse(held.store(keys, pages, 2.0))
+            self.assertEqual(left, [2.0, 1.25, 0.5])
+
+    def test_to_wait_for_the_memory_counts(self) -> None:
+        moves, goes_on, keys, pages = [], threading.Event(), names(1, 1), [Flat(bytes(64))]
+
+        def move(left_s: float) -> None:
+            moves.append(left_s)
+            goes_on.wait(10)
+
+        held = self.tensors(move)
+        first = threading.Thread(target=held.load, args=(keys, pages, 20.0), daemon=True)
+        first.start()
+        until("the memory is in use", lambda: moves)
+        self.assertEqual((held.load(keys, pages, 0.01), held.store(keys, pages, 0.01), len(moves)), ([None], False, 1))
+        goes_on.set()
+        first.join(20)
 
 
 if __name__ == "__main__":

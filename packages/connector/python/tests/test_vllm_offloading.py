@@ -15,6 +15,7 @@ offload_double.install()
 
 from engine_case import EngineCase, prompts  # noqa: E402
 from engine_parts import GroupShape, Pool, Shape  # noqa: E402
+from kvtier.vllm import offload_scheduler  # noqa: E402
 from kvtier.vllm.connector import KvtierConnector  # noqa: E402
 from kvtier.vllm.stats import PREFIX  # noqa: E402
 from kvtier.vllm.offloading import KvtierOffloadingConnector, KvtierOffloadingSpec  # noqa: E402
@@ -84,6 +85,43 @@ class Offloading(EngineCase):
         second = self.play(node, shape)
         self.assertEqual(self.serve(second, texts), wanted)
         self.assertEqual(second.external_tokens, 6 * 48, self.told(first, second))
+
+    def test_what_follows_a_long_hit_in_the_engine_is_stored_too(self) -> None:
+        """vLLM offers the whole hit with it, once."""
+        node, shape = self.shared(), self.own(offloading(blocks=3000, step_tokens=1024))
+        first, text = self.play(node, shape), [i % 997 for i in range(5501)]
+        self.serve(first, [text[:5001]], 1)
+        self.until_held(node, first, 5000)
+        reserved: list[int] = []
+        for session in first.connector._scheduler._node.attached().sessions:
+            reserve = session.reserve
+
+            def counted(parent: bytes, chain: bytes, reserve: Any = reserve, **more: Any) -> Any:
+                reserved.append(len(chain) // 32)
+                return reserve(parent, chain, **more)
+
+            session.reserve = counted
+        wanted = self.serve(first, [text], 1)
+        self.assertEqual(reserved, [1024, 351])
+        self.until_held(node, first, 5500)
+        self.assertEqual(self.stored(first), 1375)
+        second = self.play(node, shape)
+        self.assertEqual(self.serve(second, [text], 1), wanted)
+        self.assertEqual(second.external_tokens, 5500, self.told(first, second))
+
+    def test_a_store_is_committed_as_each_of_its_pieces_was_reserved(self) -> None:
+        """Several of them may be of one share, and workers tell of it once."""
+        with mock.patch.object(offload_scheduler, "MAX_OFFER_BLOCKS", 3):
+            self.both(offloading(step_tokens=48), 1.0)
+
+    def test_what_there_is_no_room_for_is_counted_as_left_out(self) -> None:
+        node = self.shared()
+        engine, text = self.play(node, self.own(offloading(step_tokens=48))), prompts(1, 41)[0]
+        engine.connector._scheduler._stores.holder.most = 6
+        self.serve(engine, [text], 1)
+        self.until_held(node, engine, 24)
+        counters = engine.connector._scheduler.counters
+        self.assertEqual((counters["store_left_out_blocks"], counters.get("store_refused_blocks", 0)), (4, 0), counters)
 
     def test_chunks_and_steps_ahead(self) -> None:
         self.both(offloading(step_tokens=7))

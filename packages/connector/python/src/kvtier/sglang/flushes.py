@@ -3,7 +3,8 @@
 A flush clears the host pool. The count lies at the pool, which is made once in a process and outlives a storage backend that is
 detached and attached again: what happened meanwhile is counted, too.
 
-Invariant: a pool that was cleared without being counted is told (`seen`).
+Invariants: a pool that was cleared without being counted is told (`seen`). Once a pool is cleared, no copy begins to pages that were given
+out before: SGLang does not wait for its thread that loads.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from __future__ import annotations
 import sys
 import threading
 import uuid
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _PLACE = "_kvtier_flushes"
 #: SGLang's caches begin anew by these.
 _RESETS = ("reset", "_reset_full")
+#: A pool is cleared so much later at most: copies to its pages only move memory, and no more of them begin.
+_COPIES_S = 0.1
 
 
 class Flushes:
@@ -24,6 +30,11 @@ class Flushes:
         #: Of this pool and no other.
         self.name = uuid.uuid4().hex
         self._lock = threading.Lock()
+        self._copied = threading.Condition(self._lock)
+        #: Times that the pool was cleared, flush or not.
+        self._cleared = 0
+        #: Copies to its pages that are under way.
+        self._copies = 0
         self._pool = pool
         self._flushes = before
         self._clears = 0
@@ -33,6 +44,8 @@ class Flushes:
             with self._lock:
                 # Before it is cleared: nobody is to find the new pool in the old generation.
                 self._flushes += not _being_made()
+                self._cleared += 1
+                self._copied.wait_for(lambda: self._copies == 0, _COPIES_S)
                 try:
                     return clear(*args, **kwargs)
                 finally:
@@ -62,6 +75,32 @@ class Flushes:
         """The operator has cleared the backend."""
         with self._lock:
             self._clears += 1
+
+
+class Loading:
+    """Pages of the pool that SGLang gave out to be loaded: others' as soon as the pool is cleared. For one thread."""
+
+    def __init__(self, flushes: Flushes) -> None:
+        self._flushes = flushes
+        self._began = flushes._cleared
+
+    @property
+    def over(self) -> bool:
+        return self._flushes._cleared != self._began
+
+    def copy(self, begin: Callable[[], T]) -> T | None:
+        """Begins one, whose end is to be told (`copied`). None: it is over."""
+        with self._flushes._copied:
+            if self.over:
+                return None
+            begun = begin()
+            self._flushes._copies += 1
+            return begun
+
+    def copied(self) -> None:
+        with self._flushes._copied:
+            self._flushes._copies -= 1
+            self._flushes._copied.notify_all()
 
 
 def flushes_of(pool: Any, later: bool) -> Flushes:

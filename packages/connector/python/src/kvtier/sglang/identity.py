@@ -159,11 +159,20 @@ def engine_of(storage_config: Any, arguments: Any, weights: bytes, version: str 
     )
 
 
-def writes(engine: Engine, pool: str) -> bool:
+#: Of the pools beside an MLA model's KV, those whose pages all tensor ranks hold alike. A draft model may have heads.
+_ALIKE = frozenset({"MLATokenToKVPoolHost", "DSAIndexerPoolHost", "NSAIndexerPoolHost"})
+
+
+def _replicated(engine: Engine, pool: str, facts: dict[str, Any]) -> bool:
+    """Whether all tensor ranks hold the same pages; where that is not known they do not. `kv/`: flat pages of that pool."""
+    return engine.replicated and (pool == "kv" or pool.startswith("kv/") or facts.get("class") in _ALIKE)
+
+
+def writes(engine: Engine, pool: str, facts: dict[str, Any]) -> bool:
     """Whether this rank stores its pages: of ranks that hold the same, the first."""
     if engine.tp_size == 1:
         return True
-    if engine.replicated and pool != "mamba":
+    if _replicated(engine, pool, facts):
         return engine.tp_rank == 0
     heads = _heads(engine, pool)
     if heads is not None and heads.count * engine.tp_size > heads.total:
@@ -185,7 +194,7 @@ def _heads(engine: Engine, pool: str) -> Heads | None:
 
 def layout(engine: Engine, name: str, page_tokens: int, page_bytes: int, facts: dict[str, Any]) -> BlockLayout:
     """`name`: of the pool. `facts`: what gives the bytes of a page their meaning, which are for SGLang alone to read."""
-    same = engine.replicated and name != "mamba"
+    same = _replicated(engine, name, facts)
     known = same or _heads(engine, name) is not None
     return BlockLayout(
         page_tokens,

@@ -1,6 +1,7 @@
 """Batches of pages between memory and the arena, on the caller's thread: SGLang has threads for it.
 
      load:   Load ──► ready ranges ──► copied and verified ──► released        at most two pieces at a time
+               └─ SGLang's pool is cleared: no more is copied, nothing was loaded
      store:  Reserve ──► copied ──► Commit                                      piece by piece
                 └─ held or being written: there already; refused: not stored
 
@@ -13,12 +14,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvtier.copies import Copied, Job
 from kvtier.leases import Load
 from kvtier.protocol import BUSY, HELD, MAX_HASHES, REFUSED, RESERVED
+from kvtier.sglang.flushes import Loading
 from kvtier.sglang.shares import Share, Shares
 
 log = logging.getLogger("kvtier.sglang")
@@ -73,6 +75,20 @@ class _Piece:
     #: The first page of each job, and the job.
     jobs: list[tuple[int, Job]] = field(default_factory=list)
     begun: int = 0
+    #: Of a pool that may be cleared meanwhile.
+    loading: Loading | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.loading is not None and self.loading.over
+
+    def copy(self, first: int, end: int, begin: Callable[[], Job]) -> bool:
+        """False: its pages are somebody else's by now."""
+        job = begin() if self.loading is None else self.loading.copy(begin)
+        if job is not None:
+            self.jobs.append((first, job))
+            self.begun = end
+        return job is not None
 
 
 class Pages:
@@ -86,8 +102,10 @@ class Pages:
     def _piece_pages(self, share: Share) -> int:
         return max(1, min(self._piece_bytes // share.payload_bytes, MAX_HASHES))
 
-    def load(self, share: Share, names: bytes, blocks: Sequence[int], deadline_s: float) -> list[bool]:
-        """Of each page whether it lies in its block now, whole and verified."""
+    def load(
+        self, share: Share, names: bytes, blocks: Sequence[int], deadline_s: float, loading: Loading | None = None
+    ) -> list[bool]:
+        """Of each page whether it lies in its block now, whole and verified. `loading`: the blocks are of a pool that may be cleared."""
         until = time.monotonic() + deadline_s
         good = [False] * len(blocks)
         size = self._piece_pages(share)
@@ -100,7 +118,7 @@ class Pages:
                     end = min(first + size, len(blocks))
                     left = max(0.001, until - time.monotonic())
                     load = share.session.load(names[first * HASH_BYTES : end * HASH_BYTES], deadline_s=left)
-                    under_way.append(_Piece(first, load, blocks[first:end]))
+                    under_way.append(_Piece(first, load, blocks[first:end], loading=loading))
                 piece = under_way[0]
                 whole = self._finish(share, piece, good, until)
                 under_way.popleft()
@@ -110,6 +128,8 @@ class Pages:
         finally:
             for piece in under_way:
                 self._let_go(piece, good)
+        if loading is not None and loading.over:
+            good = [False] * len(blocks)
         self.counts["loaded"] += sum(good)
         self.counts["missed"] += len(good) - sum(good)
         return good
@@ -124,10 +144,16 @@ class Pages:
                     first, end = piece.begun, load.ready
                     slots = load.slots(first, end)
                     arena = self._shares.arena(load.attachment)
-                    job = self._shares.copies.load(arena, share.layout, piece.blocks[first:end], slots.offsets, slots.checksums)
-                    piece.jobs.append((first, job))
-                    piece.begun = end
+                    blocks = piece.blocks[first:end]
+                    if not piece.copy(
+                        first, end, lambda: self._shares.copies.load(arena, share.layout, blocks, slots.offsets, slots.checksums)
+                    ):
+                        load.end("flushed")
+                        break
                 if done:
+                    break
+                if piece.over:
+                    load.end("flushed")
                     break
                 if time.monotonic() > until or not load.attachment.usable:
                     load.end("deadline")
@@ -139,13 +165,17 @@ class Pages:
 
     def _let_go(self, piece: _Piece, good: list[bool]) -> bool:
         corrupt: list[int] = []
-        for first, job in piece.jobs:
-            copied = _ended(job)
+        while piece.jobs:
+            first, job = piece.jobs.pop(0)
+            try:
+                copied = _ended(job)
+            finally:
+                if piece.loading is not None:
+                    piece.loading.copied()
             bad = set(copied.bad)
             corrupt += [first + one for one in bad]
             for i in range(job.count):
                 good[piece.first + first + i] = i not in bad
-        piece.jobs = []
         self.counts["corrupt"] += len(corrupt)
         piece.load.release(corrupt=corrupt)
         return not corrupt and piece.begun == len(piece.blocks)

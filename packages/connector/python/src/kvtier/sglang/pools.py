@@ -2,6 +2,8 @@
 
 The pool itself is asked where (`get_page_buffer_meta`), for some pages; from these follows the rule for all of them, and other pages
 must agree with it. Then a canary is written through the pool and read through the rule. What is not understood is not used.
+
+Invariant: when a pool was looked at, each of its pages holds what it held before.
 """
 
 from __future__ import annotations
@@ -128,7 +130,8 @@ def read_page(parts: Sequence[Part], page: int) -> list[bytes]:
 
 
 def _canary(seen: PoolView) -> None:
-    """Writes a page that nobody uses through the pool, and reads it through our own view."""
+    """Writes a page through the pool, reads it through our own view, and puts back what it held: a pool that goes by the indices of another
+    one gives none out, so that its free pages may be in use. The engine is idle, and reads none of them meanwhile."""
     pool = seen.pool
     try:
         indices = pool.alloc(seen.page_tokens)
@@ -144,14 +147,23 @@ def _canary(seen: PoolView) -> None:
         data = os.urandom(int(page.nbytes))
         if len(data) != seen.payload_bytes:
             raise Unsupported(f"a page has {len(data)} bytes, its parts have {seen.payload_bytes}")
-        ctypes.memmove(int(page.data_ptr()), data, len(data))
-        pool.set_from_flat_data_page(blocks[0] * seen.page_tokens, page)
-        # The order of the parts is the pool's own matter; each of them must be there once.
-        spans = sorted((data.find(part), len(part)) for part in read_page(seen.parts, blocks[0]))
-        at = 0
-        for start, length in spans:
-            if start != at:
-                raise Unsupported("a page that is written through it is not found where it says that its pages lie")
-            at += length
+        index = blocks[0] * seen.page_tokens
+        held = pool.get_data_page(index).contiguous()
+        before = ctypes.string_at(int(held.data_ptr()), int(held.nbytes))
+        if len(before) != len(data):
+            raise Unsupported(f"a page that is written to it has {len(data)} bytes, and one that is read {len(before)}")
+        try:
+            ctypes.memmove(int(page.data_ptr()), data, len(data))
+            pool.set_from_flat_data_page(index, page)
+            # The order of the parts is the pool's own matter; each of them must be there once.
+            spans = sorted((data.find(part), len(part)) for part in read_page(seen.parts, blocks[0]))
+            at = 0
+            for start, length in spans:
+                if start != at:
+                    raise Unsupported("a page that is written through it is not found where it says that its pages lie")
+                at += length
+        finally:
+            ctypes.memmove(int(page.data_ptr()), before, len(before))
+            pool.set_from_flat_data_page(index, page)
     finally:
         pool.free(indices)

@@ -21,7 +21,7 @@ from kvtier.retries import Pauses
 from kvtier.session import Session, close_all
 from kvtier.sglang import identity
 from kvtier.sglang.bases import agreed
-from kvtier.sglang.flushes import Flushes, flushes_of
+from kvtier.sglang.flushes import Flushes, Loading, flushes_of
 from kvtier.sglang.options import Options
 from kvtier.sglang.identity import pool_facts
 from kvtier.sglang.pools import PoolView, Unsupported, anchor, facts_of, view
@@ -155,6 +155,10 @@ class Shares:
             if flushes.count(kept) != self._generation:
                 self._renew(flushes)
         return self._shares.get(name)
+
+    def loading(self) -> Loading | None:
+        """Of pages that SGLang has just given out; None: no pool of it is known."""
+        return Loading(self._flushes) if self._flushes is not None else None
 
     def arena(self, attachment: Attachment) -> Arena:
         """Mapped; it stays so as long as copies use it. @raises KvError"""
@@ -332,5 +336,5 @@ class Shares:
                 group=options.group or None,
                 on_down=self._ended,
             )
-            writes = identity.writes(engine, pool)
+            writes = identity.writes(engine, pool, facts)
             self._shares[name] = Share(name, session, layout, layout.payload_bytes, writes, self._views.get(name))

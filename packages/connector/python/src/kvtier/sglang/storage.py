@@ -207,11 +207,12 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         return (share, names, blocks) if blocks is not None else None
 
     def _get(self, pool: str, keys: list[str], host_indices: Any) -> list[bool]:
+        loading = self.shares.loading()  # first: from here on the pages may be taken away
         found = self._share_for(pool, keys, host_indices) if self.options.load else None
         if found is None:
             return [False] * len(keys)
         began = time.perf_counter()
-        good = self.pages.load(found[0], found[1], found[2], self._load_s)
+        good = self.pages.load(found[0], found[1], found[2], self._load_s, loading)
         if pool == "kv":
             self._transfers.loaded(sum(good), sum(good) * found[0].payload_bytes, time.perf_counter() - began)
         return good

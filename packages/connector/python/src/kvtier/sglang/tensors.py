@@ -1,7 +1,7 @@
 """Pages that callers bring as tensors: SGLang without `interface_v1`, and the pages of its draft model, whose keys have a suffix.
 
 They go through memory of our own, one copy more. Names of theirs are apart from those of pages in host pools: the order of a flat
-page's bytes is another one.
+page's bytes is another one. A call has one deadline, however many times its pages fill that memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from kvtier.copies import Part
@@ -26,11 +28,22 @@ class _Staging:
     def __init__(self, shares: Shares, page_bytes: int) -> None:
         self.page_bytes = page_bytes
         self.pages = max(1, min(128, _STAGING_BYTES // page_bytes))
-        self.lock = threading.Lock()
+        self._lock = threading.Lock()
         self._memory = mmap.mmap(-1, self.pages * page_bytes)
         self._held = ctypes.c_char.from_buffer(self._memory)
         self.address = ctypes.addressof(self._held)
         self.layout = shares.copies.layout([Part(self.address, page_bytes, page_bytes)], self.pages)
+
+    @contextmanager
+    def held(self, until: float) -> Iterator[float]:
+        """This thread's alone; gives the seconds that are left. 0: it is not, for there are none."""
+        if not self._lock.acquire(timeout=max(0.0, until - time.monotonic())):
+            yield 0.0
+            return
+        try:
+            yield until - time.monotonic()
+        finally:
+            self._lock.release()
 
 
 def _split(key: str) -> tuple[bytes, str] | None:
@@ -81,12 +94,15 @@ class Tensors:
         out: list[Any] = [None] * len(keys)
         if targets is None:
             return out
+        until = time.monotonic() + deadline_s
         for share, staging, indexes, names in self._kinds(keys, targets):
             for at in range(0, len(indexes), staging.pages):
                 part = indexes[at : at + staging.pages]
-                with staging.lock:
+                with staging.held(until) as left_s:
+                    if left_s <= 0:
+                        return out
                     packed = names[at * HASH_BYTES : (at + len(part)) * HASH_BYTES]
-                    good = self._pages.load(share, packed, range(len(part)), deadline_s)
+                    good = self._pages.load(share, packed, range(len(part)), left_s)
                     for slot, index in enumerate(part):
                         if good[slot]:
                             source = staging.address + slot * staging.page_bytes
@@ -99,20 +115,22 @@ class Tensors:
     def store(self, keys: Sequence[str], values: Any, deadline_s: float) -> bool:
         if values is None:
             return False
-        stored = 0
+        stored, until = 0, time.monotonic() + deadline_s
         for share, staging, indexes, names in self._kinds(keys, values):
             if not share.writes:
                 stored += len(indexes)
                 continue
             for at in range(0, len(indexes), staging.pages):
                 part = indexes[at : at + staging.pages]
-                with staging.lock:
+                with staging.held(until) as left_s:
+                    if left_s <= 0:
+                        return False
                     for slot, index in enumerate(part):
                         value = values[index].contiguous()
                         ctypes.memmove(staging.address + slot * staging.page_bytes, int(value.data_ptr()), staging.page_bytes)
                     packed = names[at * HASH_BYTES : (at + len(part)) * HASH_BYTES]
                     before = names[(at - 1) * HASH_BYTES : at * HASH_BYTES] if at else b""
-                    good = self._pages.store(share, before, packed, range(len(part)), deadline_s)
+                    good = self._pages.store(share, before, packed, range(len(part)), left_s)
                 stored += sum(good)
                 if not all(good):
                     break

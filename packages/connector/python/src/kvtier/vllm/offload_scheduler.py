@@ -33,7 +33,7 @@ from kvtier.vllm.messages import LoadPlan
 from kvtier.vllm.offload_messages import Numbered
 from kvtier.vllm.options import Options
 from kvtier.vllm.scheduler import SchedulerHalf
-from kvtier.vllm.storing import Piece, Stores
+from kvtier.vllm.storing import MAX_OFFER_BLOCKS, Piece, Stores
 
 
 class _Places:
@@ -159,19 +159,21 @@ class OffloadHalf(SchedulerHalf):
             return 0, []
         taken: list[OffloadKey] = []
         pieces: list[Piece] = []
-        room = self._stores.room()
+        # All of them: vLLM does not say again what is not taken now, and what is held already may be most of it.
+        room = self._stores.room(len(keys))
         if room <= 0:
             return None
-        for key in keys:
+        for at, key in enumerate(keys):
             if len(taken) >= room:
-                self._add("store_refused_blocks", len(keys) - len(taken))
+                self._stores.left_out(len(keys) - at)
                 break
             group = self._groups[get_offload_group_idx(key)]
             block = self._find(known, group, get_offload_block_hash(key))
             if block is None:
                 continue
             last = pieces[-1] if pieces else None
-            if last is None or last.group is not group or last.first + len(last.ids) != block:
+            whole = last is None or last.group is not group or last.first + len(last.ids) != block
+            if last is None or whole or len(last.ids) == MAX_OFFER_BLOCKS:
                 last = Piece(group, block, [])
                 pieces.append(last)
             last.ids.append(len(taken))

@@ -35,7 +35,7 @@ COUNTERS: dict[str, str] = {
     "corrupt_blocks": "blocks that did not match their checksum while they were copied",
     "stored_blocks": "blocks that were committed",
     "stored_bytes": "bytes that were copied to the arena",
-    "store_left_out_blocks": "blocks of requests that ended while as many blocks were held for stores as may be",
+    "store_left_out_blocks": "blocks that are not stored because as many blocks were held for stores as may be",
     "store_refused_blocks": "blocks that the node had no space for",
     "store_unanswered_blocks": "blocks whose reserve was not answered in time",
     "bounced_bytes": "bytes that went to or from a GPU over a buffer, since the arena was not pinned",

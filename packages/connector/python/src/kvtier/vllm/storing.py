@@ -28,7 +28,7 @@ from kvtier.vllm.node import Attached
 RESERVE_DEADLINE_S = 1.0
 #: Offers under way.
 MAX_OFFERS = 512
-#: Blocks in one offer: a reserve of so many is answered at once.
+#: Blocks in one piece: a reserve of so many is answered at once.
 MAX_OFFER_BLOCKS = 1024
 
 
@@ -117,9 +117,9 @@ class Stores:
     def pending(self) -> bool:
         return bool(self._offers)
 
-    def room(self) -> int:
+    def room(self, most: int = MAX_OFFER_BLOCKS) -> int:
         """Blocks that may be offered now, besides those that are held already; -1: none at all."""
-        return min(self.holder.room, MAX_OFFER_BLOCKS) if len(self._offers) < MAX_OFFERS else -1
+        return min(self.holder.room, most) if len(self._offers) < MAX_OFFERS else -1
 
     def fitting(self, ids: Sequence[int], room: int) -> tuple[int, int]:
         """How many of these, from the first on, may be offered in so much room, and how much of it they take."""
@@ -132,7 +132,7 @@ class Stores:
         return len(ids), taken
 
     def left_out(self, blocks: int) -> None:
-        """Of a request that has ended: there was no room for them."""
+        """There was no room for them, and nobody offers them again."""
         if blocks:
             self._add("store_left_out_blocks", blocks)
 
@@ -171,7 +171,8 @@ class Stores:
                 if not offer.planned and now > offer.deadline:
                     self._drop(offer)
                 continue
-            parts = []
+            # By share: workers tell of a plan's share once, whatever pieces it is of.
+            parts: dict[int, Part] = {}
             for part in offer.parts:
                 reservation = part.reservation
                 part.indexes = [i for i, status in enumerate(reservation.status) if status == RESERVED]
@@ -179,15 +180,19 @@ class Stores:
                 if part.indexes and reservation.attachment.arena.id == offer.arena and reservation.attachment.alive:
                     ids = packed(part.piece.ids[i] for i in part.indexes)
                     offsets = packed(reservation.offsets[i] for i in part.indexes)
-                    parts.append(Part(part.share, part.group.index, part.ranks[:1], offer.arena, ids, offsets))
+                    before = parts.get(part.share)
+                    if before is not None:
+                        ids, offsets = before.blocks + ids, before.offsets + offsets
+                    parts[part.share] = Part(part.share, part.group.index, part.ranks[:1], offer.arena, ids, offsets)
                     offer.waiting.add(part.share)
                 else:
                     reservation.abort()
+                    part.indexes = []
             if not parts:
                 self._end(offer)
                 continue
             offer.planned = True
-            out.append(StorePlan(offer.number, parts))
+            out.append(StorePlan(offer.number, list(parts.values())))
         return out
 
     def _count(self, part: _Reserved) -> None:
@@ -208,15 +213,17 @@ class Stores:
             if offer is None or share not in offer.waiting:
                 continue
             offer.waiting.discard(share)
-            sums = unpacked(data)
-            for part in offer.parts:
-                if part.share != share or not part.indexes:
-                    continue
-                if len(sums) == len(part.indexes):
-                    part.reservation.commit(part.indexes, sums)
-                    self._add("stored_blocks", len(sums))
+            sums, at = unpacked(data), 0
+            told = [part for part in offer.parts if part.share == share and part.indexes]
+            whole = len(sums) == sum(len(part.indexes) for part in told)
+            for part in told:
+                end = at + len(part.indexes)
+                if whole:
+                    part.reservation.commit(part.indexes, sums[at:end])
+                    self._add("stored_blocks", end - at)
                 else:
                     part.reservation.abort()
+                at = end
             if not offer.waiting:
                 self._end(offer)
 
