@@ -54,6 +54,7 @@ export {
   type NodeMembership,
   type NodeRecord,
   nodeRecordSchema,
+  rankSources,
   type WorkerMembership,
   type WorkerRecord,
   workerRecordSchema,

@@ -27,6 +27,33 @@ export const eventSourceSchema = z.strictObject({
 });
 export type EventSource = z.infer<typeof eventSourceSchema>;
 
+/**
+ * Where each of so many data-parallel ranks publishes, the first one at `source`: the others at the ports after it, as vLLM and SGLang number
+ * them. undefined: it has no ports, or not so many.
+ */
+export function rankSources(source: EventSource, ranks: number): EventSource[] | undefined {
+  const [events, replay] = [source.endpoint, source.replayEndpoint].map((endpoint) => {
+    const [, host, port] = (endpoint ?? '').match(/^(tcp:\/\/.+):(\d{1,5})$/) ?? [];
+    return port !== undefined && Number(port) + ranks - 1 <= 65_535 ? { host, port: Number(port) } : undefined;
+  });
+  if (events === undefined || (source.replayEndpoint !== null && replay === undefined)) return undefined;
+  return Array.from({ length: ranks }, (_, rank) => ({
+    ...source,
+    endpoint: `${events.host}:${events.port + rank}`,
+    replayEndpoint: replay === undefined ? null : `${replay.host}:${replay.port + rank}`,
+  }));
+}
+
+/** Of an engine; several data-parallel ones behind one address publish each for itself. */
+const engineEventsSchema = eventSourceSchema
+  .extend({
+    /** Of a pod: how many, at ports one after the other. Absent: as many as its metrics tell of. */
+    ranks: z.number().int().min(1).max(64).optional(),
+  })
+  .refine((events) => (events.ranks ?? 1) === 1 || rankSources(events, events.ranks!) !== undefined, {
+    error: 'ranks: each publishes at the next port; give endpoints as tcp://HOST:PORT, with so many ports to 65535',
+  });
+
 /** An engine that takes requests. */
 export const workerRecordSchema = z.strictObject({
   /** Unique among the workers; two workers of one name are refused. */
@@ -40,7 +67,7 @@ export const workerRecordSchema = z.strictObject({
   draining: z.boolean().default(false),
   /** Name of the cache node beside it (`nodeRecordSchema`); null: none. */
   node: name.nullable().default(null),
-  events: eventSourceSchema.nullable().default(null),
+  events: engineEventsSchema.nullable().default(null),
   /** Of a roll-out: prefill and decode of one request are of one revision. */
   revision: z.string().max(253).default(''),
 });

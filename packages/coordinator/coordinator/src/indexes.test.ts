@@ -197,6 +197,15 @@ describe('which models have an index', () => {
     expect(all).toBeLessThanOrEqual(4 << 20);
   });
 
+  it('a pod of several engines is followed as such', () => {
+    const follow = vi.spyOn(IndexFeed.prototype, 'follow');
+    const pod = worker(0, 'a');
+    open([{ ...pod, facts: { ...pod.facts!, engines: 4 } }, worker(1, 'a')]);
+    expect(Object.keys(indexes!.state())).toEqual(['a']);
+    expect(follow.mock.calls.at(-1)![0].map(({ engines }) => engines)).toEqual([4, undefined]);
+    follow.mockRestore();
+  });
+
   it('of a pod whose prompts are read as text, it says what has to be done', () => {
     const deaf = worker(1, 'a');
     open([worker(0, 'a'), { ...deaf, record: { ...deaf.record, events: { ...endpoints(), topic: '' } } }]);

@@ -157,6 +157,7 @@ export class Indexes implements Holdings {
         totalBlocks: facts!.totalBlocks,
         bootEpoch: facts!.bootEpoch,
         ...(facts!.namespaces && { namespaces: facts!.namespaces }),
+        ...(facts!.engines && { engines: facts!.engines }),
       }),
     );
   }

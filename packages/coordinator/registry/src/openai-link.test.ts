@@ -1,4 +1,7 @@
 /** Pods of vLLM and SGLang behind a fleet: an HTTP server that speaks as they do. */
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join as pathOf } from 'node:path';
 import { createLogger } from '@kvtier/telemetry';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Fleet } from './fleet.ts';
@@ -6,6 +9,7 @@ import { linkTimes } from './link.ts';
 import { Member } from './member.ts';
 import { Pod, type PodRequest } from './testing/pod.ts';
 import { SpokenDiscovery } from './testing/rig.ts';
+import { ScriptedEngine } from './testing/scripted-engine.ts';
 import type { Worker } from './worker.ts';
 
 const patience = { timeout: 20_000, interval: 5 };
@@ -80,16 +84,24 @@ it('vLLM says what it serves and what it has to do', async () => {
   expect(worker().load).toMatchObject({ waiting: 3, running: 5, usedBlocks: 400, prefillTokensPerS: 2_000 });
 });
 
-it('pods of one model are served side by side, however each hashes its blocks', async () => {
-  const other = new Pod();
+it('pods of one model are served side by side, and beside workers of ours, however each hashes its blocks', async () => {
+  const dir = mkdtempSync(pathOf(tmpdir(), 'kvtier-pods-'));
+  const [other, ours] = [new Pod(), new ScriptedEngine(`unix:${dir}/c.sock`, '/models/m')];
+  pod.hashAlgorithm = 'sha256';
   other.hashAlgorithm = 'xxhash';
-  await other.start();
-  const named = (name: string, { address }: Pod) => ({ name, kind: 'openai' as const, address });
-  discovery.say(named('a', pod), named('b', other));
-  await until('ready');
-  await until('ready', 'b');
-  expect(worker('b').facts!.hashAlgorithm).toBe('xxhash');
-  await other.stop();
+  await Promise.all([other.start(), ours.start()]);
+  try {
+    const named = (name: string, { address }: Pod) => ({ name, kind: 'openai' as const, address });
+    const all = [named('a', pod), named('b', other), { name: 'c', address: `unix:${dir}/c.sock` }];
+    for (const [i, { name }] of all.entries()) {
+      discovery.say(...all.slice(0, i + 1));
+      await until('ready', name);
+    }
+    expect(all.map(({ name }) => worker(name).facts!.hashAlgorithm)).toEqual(['sha256', 'xxhash', 'sha256_cbor']);
+  } finally {
+    await Promise.all([other.stop(), ours.stop()]);
+    rmSync(dir, { recursive: true });
+  }
 });
 
 it('SGLang as well; what it does not say is unknown', async () => {
@@ -133,6 +145,22 @@ it.each([
   join();
   await until('refused');
   expect(worker().why).toBe(`worker a: ${path} answers 404; ${remedy}`);
+});
+
+it('says of how many engines it is, each with blocks of its own, as soon as they tell of themselves', async () => {
+  join();
+  await until('ready');
+  expect(worker().facts!.engines).toBeUndefined();
+  pod.extra = 'vllm:num_requests_waiting{engine="1"} 0\nvllm:num_requests_running{engine="1"} 0\n';
+  const told = vi.fn();
+  const stop = fleet.onChange(told);
+  await vi.waitFor(() => expect(worker().facts!.engines).toBe(2), patience);
+  stop();
+  expect(told).toHaveBeenCalledTimes(1);
+  // One that says nothing for a moment has not gone.
+  pod.extra = '';
+  await scraped();
+  expect(worker().facts!.engines).toBe(2);
 });
 
 it('what SGLang says of its blocks once it answers counts from then on, and is told', async () => {

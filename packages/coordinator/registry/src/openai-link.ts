@@ -154,7 +154,12 @@ export class OpenaiLink implements Link {
             throw new KvError('DISCONNECTED', `worker ${name}: was started anew; asked again`, { retry: true });
           goodAtMs = performance.now();
           const learned = { ...facts, ...cacheOf(scrape, facts) };
-          if (learned.blockTokens !== facts.blockTokens || learned.totalBlocks !== facts.totalBlocks) {
+          const { blockTokens, totalBlocks, engines } = facts;
+          if (
+            learned.blockTokens !== blockTokens ||
+            learned.totalBlocks !== totalBlocks ||
+            learned.engines !== engines
+          ) {
             this.#described(learned);
             facts = learned;
           }

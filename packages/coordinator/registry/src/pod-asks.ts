@@ -163,11 +163,15 @@ function remedyOf(path: string, status: number): string {
 export const epochOf = ({ origin }: URL, { startedAt }: Scrape): string =>
   startedAt === '' ? '' : `${origin} ${startedAt}`;
 
-type CacheFacts = Pick<WorkerFacts, 'blockTokens' | 'totalBlocks' | 'hashAlgorithm'>;
+type CacheFacts = Pick<WorkerFacts, 'blockTokens' | 'totalBlocks' | 'hashAlgorithm' | 'engines'>;
 
 /** What a scrape says of the blocks; what it does not say is as before: engines know some of it only after they began to answer. */
-export const cacheOf = ({ blockTokens, totalBlocks, hashAlgorithm }: Scrape, before: CacheFacts): CacheFacts => ({
-  blockTokens: blockTokens ?? before.blockTokens,
-  totalBlocks: totalBlocks ?? before.totalBlocks,
-  hashAlgorithm: hashAlgorithm || before.hashAlgorithm,
-});
+export function cacheOf(scrape: Scrape, before: CacheFacts): CacheFacts {
+  const engines = Math.max(scrape.engines, before.engines ?? 1);
+  return {
+    blockTokens: scrape.blockTokens ?? before.blockTokens,
+    totalBlocks: scrape.totalBlocks ?? before.totalBlocks,
+    hashAlgorithm: scrape.hashAlgorithm || before.hashAlgorithm,
+    ...(engines > 1 && { engines }),
+  };
+}

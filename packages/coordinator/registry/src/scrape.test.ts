@@ -31,6 +31,7 @@ process_start_time_seconds 1.7e9`;
       blockTokens: 16,
       totalBlocks: 150,
       hashAlgorithm: 'sha256',
+      engines: 2,
       asleep: true,
       startedAt: '1700000000',
       prefills: 4,
@@ -72,14 +73,17 @@ sglang:cache_config_info{num_pages="500",page_size="64"} 1`;
     const alone = { num_queue_reqs: [7, 7, 6, 7], num_running_reqs: [2, 3, 3, 3], token_usage: [0.4, 0.4, 0.4, 0.4] };
     const pages = { page_size: [64, 64, 64, 64], num_pages: [500, 500, 500, 500] };
     expect(await scrapeOf('w', of('', { ...alone, ...pages }))).toMatchObject({
-      ...{ waiting: 7, running: 3, usedShare: 0.4, blockTokens: 64, totalBlocks: 500 },
+      ...{ waiting: 7, running: 3, usedShare: 0.4, blockTokens: 64, totalBlocks: 500, engines: 1 },
     });
     // Engines beside each other hold requests and pages of their own.
     const other = { num_queue_reqs: [1, 1], num_running_reqs: [4, 4], token_usage: [0.2, 0.2], num_pages: [250, 250] };
     const both = of(',dp_rank="0"', { ...alone, ...pages }) + of(',dp_rank="1"', other);
     const found = await scrapeOf('w', both);
-    expect(found).toMatchObject({ waiting: 8, running: 7, blockTokens: 64, totalBlocks: 750 });
+    expect(found).toMatchObject({ waiting: 8, running: 7, blockTokens: 64, totalBlocks: 750, engines: 2 });
     expect(found.usedShare).toBeCloseTo(0.3);
+    const crowd = { num_queue_reqs: [0], num_running_reqs: [0] };
+    const many = Array.from({ length: 100 }, (_, rank) => of(`,dp_rank="${rank}"`, crowd)).join('');
+    expect(await scrapeOf('w', many)).toMatchObject({ engines: 64 });
     const byPriority = ['', '0', '5'].map((priority, i) => [priority, [3, 1, 2][i]] as const);
     const lines = (name: string): string =>
       byPriority.map(([priority, value]) => `sglang:${name}{tp_rank="0",priority="${priority}"} ${value}\n`).join('');

@@ -16,6 +16,8 @@ export interface Scrape {
   readonly blockTokens: number | undefined;
   readonly totalBlocks: number | undefined;
   readonly hashAlgorithm: string;
+  /** Data-parallel engines that tell of themselves, at most 64. */
+  readonly engines: number;
   /** It has put its weights away: it takes no requests until somebody wakes it. */
   readonly asleep: boolean;
   /** Seconds since 1970 at the start of its process; '': it does not say. */
@@ -61,6 +63,8 @@ interface Sample {
   readonly labels: ReadonlyMap<string, string>;
 }
 
+/** As many as a record may say (`events.ranks`). */
+const mostEngines = 64;
 const mostBlockTokens = 65_536;
 const mostBlocks = 2 ** 40;
 const mostRequests = 2 ** 32;
@@ -100,6 +104,7 @@ export async function scrapeOf(worker: string, text: string): Promise<Scrape> {
     blockTokens,
     totalBlocks,
     hashAlgorithm: hashAlgorithm.slice(0, 64),
+    engines: enginesOf(of('waiting')),
     asleep,
     startedAt: started === undefined ? '' : String(started),
     prefills: sum('prefills', Number.MAX_SAFE_INTEGER),
@@ -126,6 +131,10 @@ function ofEngines(samples: readonly Sample[]): readonly Sample[] {
   }
   return [...engines.values()];
 }
+
+/** vLLM numbers them in one label, SGLang in another. */
+const enginesOf = (samples: readonly Sample[]): number =>
+  Math.min(mostEngines, new Set(samples.map(({ labels }) => labels.get('engine') ?? labels.get('dp_rank'))).size);
 
 /** In lines whose labels say it (vLLM's, SGLang's before 0.5.12), or in gauges of their own. */
 function cacheOf(of: (field: Field) => readonly Sample[], refuse: (what: string) => never) {

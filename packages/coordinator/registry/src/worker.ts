@@ -42,6 +42,8 @@ export interface WorkerFacts {
   readonly hashAlgorithm: string;
   readonly hashSeed: string;
   readonly totalBlocks: number;
+  /** Of a pod: data-parallel engines behind its address, each with blocks of its own; undefined: one, as far as it says. */
+  readonly engines?: number | undefined;
   /** KV bytes of one block; 0: it does not say. */
   readonly blockBytes: number;
   /** Requests that it runs at most; undefined: it does not say. */

@@ -1,6 +1,7 @@
 /** Workers and nodes that are followed, and what is known of each. */
-import type { NodeRecord, WorkerRecord } from '@kvtier/config';
+import { type EventSource, type NodeRecord, rankSources, type WorkerRecord } from '@kvtier/config';
 import type { EngineListing } from './engine-listing.ts';
+import type { EngineStreams } from './engine-streams.ts';
 import type { FollowedStream, Problem } from './followed-stream.ts';
 import type { History } from './history.ts';
 import type { NodeListing } from './node-listing.ts';
@@ -19,6 +20,8 @@ export interface FollowedWorker {
   readonly bootEpoch?: string;
   /** First 16 hex digits of the namespace of each of its attention groups: the node tells blocks of all models. Undefined: not known. */
   readonly namespaces?: readonly string[];
+  /** Of a pod: data-parallel engines behind its address, as its metrics tell; undefined: one. */
+  readonly engines?: number | undefined;
   /** Why nobody reads its events, whether it has any or not; undefined: they are read. */
   readonly unread?: Problem | undefined;
 }
@@ -34,8 +37,9 @@ export interface NodeEntry {
 
 export interface WorkerEntry {
   followed: FollowedWorker;
-  readonly listing: EngineListing | undefined;
-  readonly stream: FollowedStream | undefined;
+  /** One for each of its streams. */
+  readonly listings: readonly EngineListing[];
+  readonly stream: EngineStreams | undefined;
   node: NodeEntry | undefined;
   history: History | undefined;
   why: Problem | undefined;
@@ -45,4 +49,16 @@ export interface WorkerEntry {
   owed: number;
   owedSinceS: number;
   view: WorkerView;
+}
+
+/** Of how many engines each tells for itself: as its record says, else as its metrics do. */
+export const ranksOf = ({ record, engines }: FollowedWorker): number =>
+  record.kind === 'openai' ? (record.events?.ranks ?? engines ?? 1) : 1;
+
+/** Where each of its engines publishes; none: nowhere, or nobody reads it. */
+export function sourcesOf(followed: FollowedWorker): readonly EventSource[] {
+  const { events } = followed.record;
+  if (events === null || followed.unread !== undefined) return [];
+  const { ranks: _, ...source } = events;
+  return rankSources(source, ranksOf(followed)) ?? [source];
 }

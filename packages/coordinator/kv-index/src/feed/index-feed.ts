@@ -9,11 +9,12 @@
  * cannot be relied on is credited with what it was sent, never with what they said before; how that stands is told in `state`, in
  * metrics and in one line for each change, which is a warning unless it has just been seen for the first time; no turn deals with more than a slice of events.
  */
-import type { EventAccess, NodeRecord, WorkerRecord } from '@kvtier/config';
+import type { EventAccess, EventSource, NodeRecord } from '@kvtier/config';
 import { ChainHasher, type HashAlgorithm } from '@kvtier/identity';
 import { type Keys, KvIndex, type KvIndexStats, type Match } from '../kv-index.ts';
 import { EngineListing } from './engine-listing.ts';
-import type { FollowedWorker, NodeEntry, WorkerEntry } from './followed.ts';
+import { EngineStreams } from './engine-streams.ts';
+import { type FollowedWorker, type NodeEntry, ranksOf, sourcesOf, type WorkerEntry } from './followed.ts';
 import { FollowedStream, type Subscribe } from './followed-stream.ts';
 import { Learning } from './learning.ts';
 import { type FeedLog, LieCounts, Lies } from './lies.ts';
@@ -239,12 +240,7 @@ export class IndexFeed {
 
   readonly #changed = (): void => this.#questions.changed();
 
-  #stream(
-    events: WorkerRecord['events'],
-    listing: EngineListing | NodeListing,
-    isPod: boolean,
-  ): FollowedStream | undefined {
-    if (events === null) return undefined;
+  #stream(events: EventSource, listing: EngineListing | NodeListing, isPod: boolean): FollowedStream {
     return new FollowedStream({
       ...{ events, subscribe: (its) => this.#subscribe(its, isPod), listing, tokens: isPod, turns: this.#turns },
       now: () => this.#nowS(),
@@ -263,9 +259,15 @@ export class IndexFeed {
     const onLeftOut = (blocks: number): void => {
       this.#unnamedBlocks += blocks;
     };
-    const listing = new EngineListing({ index: this.#index, blockTokens, maxBlocks, renaming, lies, onLeftOut });
+    const common = { index: this.#index, blockTokens, maxBlocks, renaming, lies, onLeftOut };
+    const listings: EngineListing[] = [];
+    const streams = sourcesOf(followed).map((events, i) => {
+      listings[i] = new EngineListing(common);
+      return this.#stream(events, listings[i], isForeign);
+    });
+    const [first, ...others] = streams;
     const entry: WorkerEntry = {
-      ...{ followed, listing, stream: this.#stream(followed.unread ? null : record.events, listing, isForeign) },
+      ...{ followed, listings, stream: first && new EngineStreams([first, ...others]) },
       ...{ node: undefined, history: undefined, why: undefined, isWarned: false, owed: 0, owedSinceS: 0, view: noView },
     };
     this.#workers.set(followed.number, entry);
@@ -300,7 +302,7 @@ export class IndexFeed {
     const teller = { resync: () => stream?.resync() };
     const common = { index: this.#index, blockTokens, maxBlocks: this.#mostBlocks };
     const listing = new NodeListing({ ...common, shared: this.#shared, teller, lies });
-    stream = this.#stream(record.events, listing, false);
+    stream = record.events === null ? undefined : this.#stream(record.events, listing, false);
     return { record, listing, stream, teller, why: undefined, isWarned: false };
   }
 
@@ -326,5 +328,11 @@ function isSame(a: FollowedWorker, b: FollowedWorker): boolean {
   const isRecord = name === b.record.name && kind === b.record.kind;
   const isEpoch = !a.bootEpoch || !b.bootEpoch || a.bootEpoch === b.bootEpoch;
   const isRead = (a.unread === undefined) === (b.unread === undefined);
-  return isRecord && isEpoch && isRead && JSON.stringify(events) === JSON.stringify(b.record.events);
+  return (
+    isRecord &&
+    isEpoch &&
+    isRead &&
+    ranksOf(a) === ranksOf(b) &&
+    JSON.stringify(events) === JSON.stringify(b.record.events)
+  );
 }

@@ -3,7 +3,9 @@
  * anew when somebody came, went or can no longer be relied on, and kept in between, for a decision has no time for it.
  */
 import { type Target, Targets } from '../targets.ts';
+import type { EngineListing } from './engine-listing.ts';
 import type { NodeEntry, WorkerEntry } from './followed.ts';
+import type { Part } from './part.ts';
 import type { SharedBlocks } from './shared-blocks.ts';
 import { type GroupView, plainTarget, type WorkerView } from './views.ts';
 
@@ -18,6 +20,11 @@ export interface Asked {
   /** Which target is the pool that each can fetch from; -1: none. */
   readonly pools: readonly number[];
 }
+
+const partsIn = (listing: EngineListing, isOneOfSeveral: boolean): readonly (Part | undefined)[][] => {
+  const ranks = listing.ranks();
+  return ranks.length === 0 && isOneOfSeveral ? [[]] : ranks;
+};
 
 const nothing: Target = { sources: [] };
 const none = -1;
@@ -100,7 +107,7 @@ export class Questions {
   }
 
   #viewOf(entry: WorkerEntry): WorkerView {
-    const { listing, history, node, why } = entry;
+    const { listings, history, node, why } = entry;
     const namespaces = this.#namespacesOf(entry);
     const beside = (group: number): readonly number[] => {
       const namespace = namespaces[group];
@@ -109,7 +116,8 @@ export class Questions {
       return [...(own ? [own] : []), ...this.#shared.partsOf(node.teller, namespace)].map(({ source }) => source);
     };
     const guessed = why === undefined ? undefined : (history?.sources ?? []);
-    const ranks = guessed === undefined && listing !== undefined ? listing.ranks() : [];
+    // Of several engines one that has told of nothing holds nothing.
+    const ranks = guessed === undefined ? listings.flatMap((one) => partsIn(one, listings.length > 1)) : [];
     const groupCount = Math.max(1, namespaces.length, ...ranks.map((groups) => groups.length));
     return (ranks.length > 0 ? ranks : [[]]).map((parts) =>
       Array.from({ length: groupCount }, (_, group): GroupView => {

@@ -3,8 +3,9 @@
  * nothing, and one that was never said to publish any is not looked at. Each change is told in one line, which is a warning unless the publisher has just been seen for the first time.
  */
 import type { Keys, KvIndex } from '../kv-index.ts';
+import type { Heard } from './engine-streams.ts';
 import type { NodeEntry, WorkerEntry } from './followed.ts';
-import type { FollowedStream, Problem } from './followed-stream.ts';
+import type { Problem } from './followed-stream.ts';
 import { History } from './history.ts';
 import type { FeedLog } from './lies.ts';
 import type { SharedBlocks, Teller } from './shared-blocks.ts';
@@ -76,7 +77,7 @@ export class Reliance {
 
   /** A request with these blocks went to this worker: its events owe something, unless it holds them all. Of hits nobody tells. */
   sent(entry: WorkerEntry, keys: Keys): void {
-    if (entry.listing?.holds(keys) === true) return;
+    if (entry.listings.some((listing) => listing.holds(keys))) return;
     if (entry.owed++ === 0) entry.owedSinceS = this.#options.nowS();
   }
 
@@ -120,7 +121,7 @@ export class Reliance {
   }
 }
 
-function problemOf(stream: FollowedStream): Problem | undefined {
+function problemOf(stream: Heard): Problem | undefined {
   const { problem } = stream;
   if (problem !== undefined) return problem;
   const what = `its KV events are more than ${maxLagS} s late`;

@@ -89,6 +89,20 @@ it.each([
   expect(only(pod('a', state)).workers).toEqual([]);
 });
 
+it('engines behind one port of a pod, as many as it says', () => {
+  const of = (ranks: string, more = {}) =>
+    pod('a', { annotations: { 'kvtier.io/events-ranks': ranks, 'kvtier.io/events-port': '6001', ...more } });
+  const events = { endpoint: 'tcp://10.1.0.1:6001', replayEndpoint: null, topic: '', ranks: 4 };
+  expect(only(of('4')).workers[0]!.events).toEqual(events);
+  expect(only(of('4', { 'kvtier.io/events-port': 'none' })).workers[0]!.events).toBeNull();
+  const refused = (one: Pod) => membersOf([one], undefined, rules).ignored.map(({ why }) => why);
+  for (const ranks of ['0', '65', 'four'])
+    expect(refused(of(ranks))).toEqual([`kvtier.io/events-ranks is "${ranks}"; ranks are 1 to 64`]);
+  expect(refused(of('2', { 'kvtier.io/ports': '8000,8001' }))).toEqual([
+    'kvtier.io/events-ranks is there beside 2 ports; leave it out, each is one rank',
+  ]);
+});
+
 it('a pod of ours with its cache node, by its annotations', () => {
   const annotations = {
     'kvtier.io/ports': '7000',

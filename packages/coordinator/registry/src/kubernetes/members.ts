@@ -120,6 +120,7 @@ function add(found: FoundMembers, place: Place, rules: MemberRules): void {
     says('ports')
       ?.split(',')
       .map((text) => portOf('ports', text)) ?? place.ports;
+  const ranks = ranksOf(says('events-ranks'), ports.length);
   const key = (name: string): string | undefined => keyOf(name, says(name));
   const eventsKey = key('events-key');
   const at = (number: number): string => `${host.includes(':') ? `[${host}]` : host}:${number}`;
@@ -144,6 +145,10 @@ function add(found: FoundMembers, place: Place, rules: MemberRules): void {
   const nodeEvents = source(port('node-events-port', null), port('node-replay-port', null), '', nodeKey);
   const hasNode = peerPort !== null || nodeEvents !== null;
   const [eventsPort, replayPort] = [port('events-port', rules.eventsPort), port('replay-port', rules.replayPort)];
+  const engineEvents = (rank: number): WorkerRecord['events'] => {
+    const first = source(eventsPort, replayPort, says('events-topic') ?? rules.eventsTopic, eventsKey, rank);
+    return first && ranks !== undefined ? { ...first, ranks } : first;
+  };
   const workers = ports.map(
     (number, rank): WorkerRecord => ({
       name: ports.length === 1 ? place.name : `${place.name}.${number}`,
@@ -153,7 +158,7 @@ function add(found: FoundMembers, place: Place, rules: MemberRules): void {
       draining: !isReady,
       node: hasNode ? place.name : null,
       // Ranks of one pod publish one after the other, as vLLM numbers them.
-      events: source(eventsPort, replayPort, says('events-topic') ?? rules.eventsTopic, eventsKey, rank),
+      events: engineEvents(rank),
       revision: pod?.labels['disaggregatedset.x-k8s.io/revision'] ?? '',
     }),
   );
@@ -185,6 +190,16 @@ function portOf(key: string, text: string): number {
   const number = /^\s*\d{1,5}\s*$/.test(text) ? Number(text) : 0;
   if (number < 1 || number > 65_535) throw new Error(`kvtier.io/${key} is ${cut(text)}; a port is 1 to 65535`);
   return number;
+}
+
+/** Engines behind one port; of a pod with several ports each has one. */
+function ranksOf(text: string | undefined, ports: number): number | undefined {
+  if (text === undefined) return undefined;
+  if (ports > 1)
+    throw new Error(`kvtier.io/events-ranks is there beside ${ports} ports; leave it out, each is one rank`);
+  const ranks = /^\s*\d{1,2}\s*$/.test(text) ? Number(text) : 0;
+  if (ranks < 1 || ranks > 64) throw new Error(`kvtier.io/events-ranks is ${cut(text)}; ranks are 1 to 64`);
+  return ranks;
 }
 
 function keyOf(name: string, text: string | undefined): string | undefined {
