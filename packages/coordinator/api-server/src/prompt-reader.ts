@@ -14,6 +14,8 @@ export interface PromptFacts
     'otherName' | 'passedOn' | 'members' | 'isTransfer' | 'isLoan' | 'unsplit' | 'cacheHitThreshold'
   > {
   readonly unsplit?: string | undefined;
+  /** It brings a loan of blocks that is good once: whoever fails with it, nobody else gets it. */
+  readonly isLoan?: true;
   /** Names of the only pods that know the name that the body has for its model; undefined: all of the model do. */
   readonly among?: ReadonlySet<string> | undefined;
 }
@@ -44,12 +46,13 @@ export class PromptReader {
     const understood = await this.#parts.text.run(kind, served, body, signal);
     if (!('passedOn' in understood))
       throw new Error(`a body for ${understood.model} was read as one of our own workers'`);
-    const { model, otherName, tokens, maxTokens, blockTokens, keys, session, unsplit } = understood;
+    const { model, otherName, tokens, maxTokens, blockTokens, keys, session, unsplit, isLoan } = understood;
     const among = otherName && this.#parts.models.among(otherName.name);
     return {
       ...{ model, tokens, maxTokens, blockTokens, keys, session },
       ...(among && { among }),
       ...(unsplit !== undefined && { unsplit }),
+      ...(isLoan && { isLoan }),
     };
   }
 

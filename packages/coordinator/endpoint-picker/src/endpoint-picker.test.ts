@@ -322,3 +322,23 @@ it('names fallbacks in order: ready, of the same model, the least loaded first',
   expect(await rig.metric('kvtier_picker_elsewhere_total')).toBe(0);
   stream.end();
 });
+
+it('names none for a body that brings blocks on loan: nobody else gets what is good once', async () => {
+  rig.workers = [pod(0, 'http://10.0.0.1:8000'), pod(1, 'http://10.0.0.2:8000')];
+  rig.dispatch = new ScriptedDispatch(rig.workers.filter((worker) => worker !== undefined));
+  for (const [isLoan, expected] of [
+    [true, '10.0.0.1:8000'],
+    [undefined, '10.0.0.1:8000,10.0.0.2:8000'],
+  ] as const) {
+    rig.reader.script = () => ({ ...rig.reader.facts, unsplit: 'brings parameters', ...(isLoan && { isLoan }) });
+    await rig.start({ fallbacks: 2 });
+    const stream = rig.gateway.open({ modes: modes.duplex });
+    stream.post();
+    stream.requestBody(body);
+    const [response] = await stream.has(2);
+    expect(toldBy(response!).endpoint).toBe(expected);
+    expect(rig.dispatch.asked.at(-1)).not.toHaveProperty('isLoan');
+    stream.end();
+    await rig.close();
+  }
+});

@@ -36,6 +36,8 @@ export interface BodyFacts {
   readonly session: string;
   /** Why one pod has to serve all of it; undefined: one may compute the prompt for another. */
   readonly unsplit?: string | undefined;
+  /** It brings a loan of blocks that is good once: no second pod gets it. */
+  readonly isLoan?: true;
 }
 
 export interface BodyReader {
@@ -128,7 +130,10 @@ export class Picker {
       facts?.model === undefined
         ? targetOf(asked, 'why' in read ? read : {}, reachable)
         : { model: facts.model, candidates: reachable };
-    const { unsplit, ...prompt } = facts ?? { ...guess(asked, candidates, bytes), unsplit: undefined };
+    const { unsplit, isLoan, ...prompt } = facts ?? {
+      ...guess(asked, candidates, bytes),
+      ...{ unsplit: undefined, isLoan: undefined },
+    };
     const request: DispatchRequest = {
       ...prompt,
       id: asked.id,
@@ -149,7 +154,7 @@ export class Picker {
         throw late ?? error;
       });
       try {
-        return await this.#picked(request, unsplit, wanted, choice, candidates, signal);
+        return await this.#picked(request, { unsplit, isLoan }, wanted, choice, candidates, signal);
       } catch (error) {
         choice.ended();
         if (!(error instanceof Saturated) || except.size + 1 >= maxTries) throw error;
@@ -171,7 +176,7 @@ export class Picker {
   /** @throws Saturated: its first token would come too late there */
   async #picked(
     request: Routed,
-    unsplit: string | undefined,
+    { unsplit, isLoan }: { readonly unsplit: string | undefined; readonly isLoan: true | undefined },
     wanted: Wanted,
     choice: Choice,
     candidates: readonly Candidate[],
@@ -190,12 +195,13 @@ export class Picker {
     };
     const prefill = await this.#prefill(request, unsplit, choice, admit, signal);
     const pickedAtMs = performance.now();
+    const others = isLoan ? [] : fallbacksOf(choice.worker, candidates, fallbacks, prefill?.worker);
     return {
       came: () =>
         inTime.came(predictedS, (performance.now() - pickedAtMs) / 1_000, { model: wanted.model, worker: name }),
       heard: () => heard(choice.worker.number),
       endpoint,
-      endpoints: [endpoint, ...fallbacksOf(choice.worker, candidates, fallbacks, prefill?.worker)].join(','),
+      endpoints: [endpoint, ...others].join(','),
       share: new Share(choice, prefill),
       prefiller: prefill && endpointOf(prefill.worker.record)!,
     };
