@@ -11,7 +11,6 @@
  */
 import { Buffer } from 'node:buffer';
 import { join } from 'node:path';
-import { setImmediate as nextTurn } from 'node:timers/promises';
 import { native } from '@kvtier/data-plane';
 import { decodeHeader, headerBytes, slotBytesFor } from '@kvtier/identity';
 import type { Log } from '@kvtier/runtime';
@@ -134,7 +133,7 @@ async function listRecords(
   const { words, doubles, count } = records;
   const block = blockIn(words);
   for (let i = 0, at = 0; i < count; i++, at += record.words) {
-    if (i > 0 && i % slicing.blocks === 0) await nextTurn();
+    if (i > 0 && i % slicing.blocks === 0) await new Promise<void>((resolve) => void setImmediate(resolve));
     const namespace = namespaces[words[at + record.namespace]!];
     const page = words[at + record.page]!;
     const pages = words[at + record.pages]!;
