@@ -43,6 +43,10 @@ afterAll(async () => {
   rmSync(folder, { recursive: true, force: true });
 });
 
+let prompts = 0;
+/** One that nobody holds: not of an earlier attempt either. */
+const fresh = (): number[] => prompt(prompts++);
+
 /** Prompt number `which`, of ordinary words. */
 const prompt = (which: number): number[] =>
   Array.from(
@@ -62,9 +66,10 @@ async function warmed(asked: readonly number[]): Promise<readonly number[]> {
 
 it.skipIf(missing !== undefined)('answers as without it, and passes over what came', async () => {
   // Until it has computed something, all is loaded.
-  for (let which = 0; which < 3; which++) await other.ask(prompt(100 + which), 4);
-  for (let which = 0; which < 8; which++) {
-    const asked = prompt(which);
+  for (let which = 0; which < 3; which++) await other.ask(fresh(), 4);
+  // Whether a head is worth it follows what steps and loads take: on a busy machine only now and then.
+  for (let nth = 0; nth < 8 || (nth < 40 && (await other.metric(heads)) === 0); nth++) {
+    const asked = fresh();
     const right = await warmed(asked);
     const answer = await other.ask(asked, 4);
     expect(answer.tokenIds).toEqual(right);
@@ -79,7 +84,7 @@ it.skipIf(missing !== undefined)('answers as without it, and passes over what ca
 it.skipIf(missing !== undefined)('whenever the way between the hosts is cut', async () => {
   const before = await other.metric(heads);
   for (let which = 20; which < 30; which++) {
-    const asked = prompt(which);
+    const asked = fresh();
     const right = await warmed(asked);
     const begun = await other.metric(heads);
     let isAnswered = false;
