@@ -9,6 +9,12 @@ export { Counter, Gauge, Histogram, Registry };
 /** From a cache hit in memory to a long prompt on a slow machine. */
 export const secondsBuckets = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120];
 
+/** Between two tokens of an answer: fine where a reader feels the difference. */
+export const pauseBuckets = [
+  ...[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75],
+  ...[1, 2.5, 5, 10, 30],
+];
+
 /**
  * Of this process, `kvtier_PREFIX_…`: how long its event loop lets others wait, since it is ready (see runService), by its thread's CPU
  * time; its memory; renewed files that it could not use; and its version.

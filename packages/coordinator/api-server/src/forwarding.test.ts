@@ -208,6 +208,31 @@ it('only a streamed answer has a first token that is measured', async () => {
   expect(await count()).toBe('1');
 });
 
+it('of a streamed answer the pauses between its pieces are measured, but for that before its end', async () => {
+  let go = (): void => {};
+  const pieces = ['data: 1\n\n', 'data: 2\n\n', 'data: 3\n\n', 'data: [DONE]\n\n'];
+  one.answer = async ({ response }) => {
+    response.writeHead(200, { 'content-type': 'text/event-stream' });
+    for (const piece of pieces) {
+      const read = new Promise<void>((done) => {
+        go = done;
+      });
+      response.write(piece);
+      await read;
+    }
+    response.end();
+  };
+  const { body } = await ask({ stream: true });
+  const seen: string[] = [];
+  for await (const piece of body!) {
+    seen.push(Buffer.from(piece).toString());
+    go();
+  }
+  expect(seen).toEqual(pieces);
+  await atRest();
+  expect(await at.metricsText()).toContain('\nkvtier_request_time_between_tokens_seconds_count 2\n');
+});
+
 describe('a request that wants its first token soon', () => {
   const soon = (name: string, ms: number) => ({ headers: { 'content-type': 'application/json', [name]: String(ms) } });
   /** Prompt tokens that each pod has to compute before, at 2,000 a second. */

@@ -48,6 +48,8 @@ export interface ForwardOptions {
   readonly retried: (error: unknown) => void;
   /** Of an answer that is streamed. */
   readonly firstToken: () => void;
+  /** Between two pieces of an answer that is streamed. */
+  readonly pause: (elapsedMs: number) => void;
   /** What a whole answer says of its tokens, where it does. */
   readonly usage: (usage: Usage) => void;
 }
@@ -169,7 +171,7 @@ async function stream(
   reply: FastifyReply,
   answer: Forwarded,
   choice: Choice,
-  { placed, unreadMs, signal, firstToken, usage }: ForwardOptions,
+  { placed, unreadMs, signal, firstToken, pause, usage }: ForwardOptions,
 ): Promise<void> {
   // The status is written with the first byte: until then the worker may still fail, and another one may not.
   const pieces = answer.body[Symbol.asyncIterator]();
@@ -178,8 +180,8 @@ async function stream(
     await pieces.return?.();
     throw signal.reason; // an answer that has closed says so no more
   }
+  const isStreamed = answer.status === 200 && isOfEvents(answer);
   if (answer.status === 200) {
-    const isStreamed = isOfEvents(answer);
     choice.firstToken(isStreamed);
     // The first byte of a whole answer comes with its last token.
     if (isStreamed) firstToken();
@@ -201,8 +203,13 @@ async function stream(
   let failure: KvError | undefined;
   const all = async function* () {
     try {
+      let cameMs = performance.now();
       for (let next = first; !next.done; next = await pieces.next()) {
         end.push(next.value);
+        const nowMs = performance.now();
+        // What ends a stream brings no token.
+        if (isStreamed && next !== first && !end.isDone()) pause(nowMs - cameMs);
+        cameMs = nowMs;
         mayWait(unreadMs);
         yield next.value;
         mayWait(0);

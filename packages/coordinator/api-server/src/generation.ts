@@ -232,6 +232,7 @@ export class Generation {
         signal,
         retried: (error) => metrics.countRetry(error),
         usage: (usage) => metrics.countUsage(usage),
+        pause: (elapsedMs) => metrics.pauseSeconds.observe(elapsedMs / 1000),
         firstToken: () => {
           trace.firstTokenAtMs = performance.now();
           metrics.firstTokenSeconds.observe((trace.firstTokenAtMs - arrivedMs) / 1000);
@@ -250,12 +251,19 @@ export class Generation {
   async #run(job: Job, onDelta: OnDelta): Promise<Totals> {
     const { place, metrics, logger } = this.#options;
     let first = true;
+    /** Of each answer, when its last tokens came. */
+    const toldAtMs = new Map<number, number>();
     const totals = await runAnswers(place, job.plan, job.signal, {
       delta: (delta) => {
         const nowMs = this.#running.signOfLife();
         if (first) metrics.firstTokenSeconds.observe((nowMs - job.arrivedMs) / 1000);
         if (first) job.trace.firstTokenAtMs = nowMs;
         first = false;
+        if (delta.tokenIds.length > 0) {
+          const beforeMs = toldAtMs.get(delta.index);
+          if (beforeMs !== undefined) metrics.pauseSeconds.observe((nowMs - beforeMs) / 1000);
+          toldAtMs.set(delta.index, nowMs);
+        }
         return onDelta(delta);
       },
       chosen: (choice, moved) => {

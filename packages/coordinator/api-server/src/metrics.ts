@@ -1,7 +1,7 @@
 /** The API server's own metrics, `kvtier_request_*`; /metrics gives them followed by those of the workers. */
 import { KvError } from '@kvtier/errors';
 import type { Usage } from '@kvtier/registry';
-import { processMetrics } from '@kvtier/telemetry/metrics';
+import { pauseBuckets, processMetrics } from '@kvtier/telemetry/metrics';
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
 import type { Engines } from './engines.ts';
 import type { Totals } from './plan.ts';
@@ -31,6 +31,12 @@ export class RequestMetrics {
     name: 'kvtier_request_time_to_first_token_seconds',
     help: 'From the request’s arrival to its first token',
     buckets: secondsBuckets,
+    registers: this.#registers,
+  });
+  readonly pauseSeconds = new Histogram({
+    name: 'kvtier_request_time_between_tokens_seconds',
+    help: 'From what brings tokens of an answer to what brings the next; of pods between the pieces of a stream',
+    buckets: pauseBuckets,
     registers: this.#registers,
   });
   readonly requestSeconds = new Histogram({

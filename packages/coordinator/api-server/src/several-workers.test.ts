@@ -162,7 +162,10 @@ describe('an answer that has begun', () => {
     expect(after.maxTokens).toBe(answer.length - count);
     expect(after.seed).toBe(before.seed);
     expect(after.seed).toBeDefined();
-    expect(await at.metricsText()).toContain('\nkvtier_request_moves_total 1\n');
+    const metrics = await at.metricsText();
+    expect(metrics).toContain('\nkvtier_request_moves_total 1\n');
+    // Of both answers; a reader waits for the move as between any two tokens.
+    expect(metrics).toContain(`\nkvtier_request_time_between_tokens_seconds_count ${2 * (answer.length - 1)}\n`);
     await atRest();
   });
 

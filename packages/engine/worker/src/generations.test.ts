@@ -11,12 +11,14 @@ let outputs: OnOutput[];
 let noted: string[];
 /** Of answers, as they are counted. */
 let tokens: number;
+let pauses: number;
 let refusal: KvError | undefined;
 let generations: Generations;
 beforeEach(() => {
   outputs = [];
   noted = [];
   tokens = 0;
+  pauses = 0;
   refusal = undefined;
   const engine = {
     submit: (_: Asked, onOutput: OnOutput) => {
@@ -33,8 +35,13 @@ beforeEach(() => {
   const observeTokens = (count: number): void => {
     tokens += count;
   };
-  const metrics = { observeEnd: ignore, observeTokens, observeFirstToken: ignore } as Partial<WorkerMetrics>;
-  generations = new Generations({ engine, watches: watches as LoadWatches, metrics: metrics as WorkerMetrics });
+  const observePause = (): void => void pauses++;
+  const metrics = { observeEnd: ignore, observeTokens, observeFirstToken: ignore, observePause };
+  generations = new Generations({
+    engine,
+    watches: watches as LoadWatches,
+    metrics: metrics as Partial<WorkerMetrics> as WorkerMetrics,
+  });
 });
 
 const begin = (sentNumber?: number, part: Partial<GenerateRequest> = {}) =>
@@ -57,6 +64,7 @@ it('one that answers, however it ends', () => {
   outputs[0]!(output({ tokenIds: [6] }));
   expect(noted).toEqual(['taken me 7', 'begun me 7']);
   outputs[0]!(output({ tokenIds: [6], finishReason: 'stop' }));
+  expect(pauses).toBe(2);
   leave();
   expect(noted).toEqual(['taken me 7', 'begun me 7', 'over me 7']);
   begin(8)();
@@ -78,7 +86,7 @@ it('a token that is drawn for another worker’s answer counts where that answer
   begin(7, { prefillOnly: { blocks: 1, stepBlocks: 0, draws: true } });
   outputs[0]!(output({ tokenIds: [5] }));
   outputs[0]!(output({ handOff: { localBlocks: 0, readyBlocks: 1 }, finishReason: 'prefilled' }));
-  expect([tokens, noted]).toEqual([0, ['taken me 7', 'over me 7']]);
+  expect([tokens, pauses, noted]).toEqual([0, 0, ['taken me 7', 'over me 7']]);
   // Unless the answer ends with it: then nothing of it goes on there.
   begin(9, { prefillOnly: { blocks: 1, stepBlocks: 0, draws: true } });
   outputs[1]!(output({ tokenIds: [5], finishReason: 'stop' }));

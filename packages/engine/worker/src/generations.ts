@@ -51,7 +51,9 @@ export class Generations {
     // Two clients may choose the same name: what the scheduler sees is ours.
     const requestId = `${request.requestId}@${this.#begun++}`;
     const line = requestLine(request, this.#options.requestLogger);
-    let [runs, ended] = [false, false];
+    let ended = false;
+    /** performance.now() of its last token. undefined: it has none yet. */
+    let toldAtMs: number | undefined;
     const end = (outcome: string): void => {
       ended = true;
       if (this.#handOffs.get(request.requestId) === requestId) this.#handOffs.delete(request.requestId);
@@ -71,9 +73,11 @@ export class Generations {
       // What is drawn for another worker's answer is no stream here, and that worker counts its tokens; none does where it is the whole
       // answer ('prefilled' brings no token).
       if (!request.prefillOnly || finishReason !== '') metrics.observeTokens(tokenIds.length);
-      if (!runs && tokenIds.length > 0 && !request.prefillOnly) {
-        runs = true;
-        if (sender !== undefined && sentNumber !== undefined) watches.begun(sender, sentNumber);
+      if (tokenIds.length > 0 && !request.prefillOnly) {
+        const nowMs = performance.now();
+        if (toldAtMs !== undefined) metrics.observePause(nowMs - toldAtMs);
+        else if (sender !== undefined && sentNumber !== undefined) watches.begun(sender, sentNumber);
+        toldAtMs = nowMs;
       }
       // Of what is computed for another worker, users feel nothing here.
       if (cache && !request.prefillOnly) metrics.observeFirstToken((performance.now() - arrivedAtMs) * 1_000, cache);

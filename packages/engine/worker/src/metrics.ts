@@ -6,7 +6,15 @@
 import type { KvEventPublisher } from '@kvtier/events';
 import type { Executor } from '@kvtier/executor';
 import type { CacheUse, EngineStats } from '@kvtier/scheduler';
-import { Counter, Gauge, Histogram, processMetrics, Registry, secondsBuckets } from '@kvtier/telemetry/metrics';
+import {
+  Counter,
+  Gauge,
+  Histogram,
+  pauseBuckets,
+  processMetrics,
+  Registry,
+  secondsBuckets,
+} from '@kvtier/telemetry/metrics';
 import { nodeMetricsText } from '@kvtier/telemetry/node-metrics';
 import type { WorkerConnector } from './open-connector.ts';
 
@@ -66,6 +74,12 @@ export class WorkerMetrics {
     buckets: secondsBuckets,
     registers: this.#registers,
   });
+  readonly #pause = new Histogram({
+    name: 'kvtier_engine_time_between_tokens_seconds',
+    help: 'From a token of an answer to its next one',
+    buckets: pauseBuckets,
+    registers: this.#registers,
+  });
   readonly #queue = this.#phase('queue', 'waiting to be scheduled');
   readonly #load = this.#phase('load', 'loading blocks from the tier');
   readonly #prefill = this.#phase('prefill', 'computing the prompt');
@@ -119,6 +133,10 @@ export class WorkerMetrics {
 
   observeStep(elapsedUs: number): void {
     this.#step.observe(elapsedUs / 1e6);
+  }
+
+  observePause(elapsedMs: number): void {
+    this.#pause.observe(elapsedMs / 1e3);
   }
 
   observeFirstToken(elapsedUs: number, use: CacheUse): void {

@@ -29,6 +29,7 @@ function opened(logRequests: boolean) {
       observeEnd: ignore,
       observeTokens: ignore,
       observeFirstToken: ignore,
+      observePause: ignore,
     } as Partial<WorkerMetrics> as WorkerMetrics,
     requestLogger: logRequests
       ? ({ info: (...line: [unknown, unknown]) => void lines.push(line) } as Partial<Logger> as Logger)
