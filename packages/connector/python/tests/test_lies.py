@@ -49,6 +49,13 @@ class Lies(unittest.TestCase):
         edge = lambda i: [frame(i, "ready", first=0, offsets=[4352, ARENA_BYTES - 1000], checksums=[1, 2])]
         self.assertEqual(self.code_of_load(lambda i: [*edge(i), frame(i, "load_done", loaded=2, reason="missing")]), ("missing", 2))
 
+    def test_all_blocks_are_ready_and_its_end_comes_late(self) -> None:
+        whole = lambda i: frame(i, "ready", first=0, offsets=[4352, 8448, 12544], checksums=[1, 2, 3])
+        late = lambda i: [whole(i), frame(i, "load_done", loaded=3, reason="")]
+        for name, answers in {"never": lambda i: [whole(i)], "later": late}.items():
+            with self.subTest(name):
+                self.assertEqual(self.code_of_load(answers), ("", 3))
+
     def test_ready_ranges_out_of_order(self) -> None:
         good = lambda i: frame(i, "ready", first=0, offsets=[4352], checksums=[1])
         for name, then in {

@@ -218,7 +218,10 @@ export class LoadRun {
       this.#started = this.#ready;
       if (first > 0 || this.#ready < this.#blockIds.length || !this.#offer()) void this.#copy(first, this.#started);
     }
-    if (this.#copies === 0 && this.#closed && !this.#ended) this.#end();
+    if (this.#copies > 0 || this.#ended) return;
+    // All is here and verified: what the node has to say yet changes nothing, and may be long in coming.
+    if (this.#came === this.#blockIds.length) this.#shut('');
+    if (this.#closed) this.#end();
   }
 
   /** True when it was taken: it counts as a copy until it is decided. */

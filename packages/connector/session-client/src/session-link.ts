@@ -168,10 +168,6 @@ export class SessionLink {
     this.#beats.pulse = pulse;
   }
 
-  get outstanding(): number {
-    return this.#pending.size;
-  }
-
   /** Boot epoch of the node, once it has answered. */
   get epoch(): bigint | undefined {
     return this.#epoch;

@@ -19,6 +19,10 @@ beforeEach(async () => {
 });
 afterEach(() => rm(dir, { recursive: true, force: true }));
 
+/** What a config of a small model says besides its architecture and its rope. */
+const small = { vocab_size: 8, hidden_size: 64, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 4 };
+const llama3 = { factor: 8, low_freq_factor: 1, high_freq_factor: 4 };
+
 const copy = (name = 'llama') => cp(join(golden, name), dir, { recursive: true });
 
 async function refused(pattern: RegExp): Promise<void> {
@@ -120,6 +124,8 @@ describe('config.json', () => {
             const config = parseModelConfig(json, 'config.json');
             expect(config.windows).toHaveLength(config.layers);
             expect(config.rope.freqs).toHaveLength(config.headDim / 2);
+            expect(Number.isInteger(config.maxModelTokens) && config.maxModelTokens > 0).toBe(true);
+            expect(config.maxModelTokens).toBeLessThan(2 ** 31);
             for (const freq of config.rope.freqs) expect(Number.isFinite(freq)).toBe(true);
             expect(Number.isFinite(config.rope.scale)).toBe(true);
           } catch (error) {
@@ -132,12 +138,58 @@ describe('config.json', () => {
     );
   });
 
+  it.each([
+    ['no scaling', 32_768, null, 32_768],
+    ['yarn', 32_768, { type: 'yarn', factor: 4.0, original_max_position_embeddings: 32_768 }, 131_072],
+    [
+      'yarn, said in full',
+      131_072,
+      { rope_type: 'yarn', factor: 4, original_max_position_embeddings: 32_768 },
+      131_072,
+    ],
+    [
+      'yarn that says less',
+      262_144,
+      { rope_type: 'yarn', factor: 4, original_max_position_embeddings: 32_768 },
+      262_144,
+    ],
+    ['yarn without its original length', 32_768, { rope_type: 'yarn', factor: 2.5 }, 81_920],
+    ['yarn without a factor', 131_072, { rope_type: 'yarn', original_max_position_embeddings: 32_768 }, 131_072],
+    ['linear', 16_384, { type: 'linear', factor: 4 }, 65_536],
+    ['linear beyond what can be counted', 16_384, { type: 'linear', factor: 1e9 }, 2 ** 31 - 1],
+    ['llama3', 131_072, { type: 'llama3', ...llama3, original_max_position_embeddings: 8192 }, 131_072],
+  ])('the context is what rope stretches it to: %s', (_what, max_position_embeddings, rope_scaling, tokens) => {
+    const of = (architecture: string, most?: number) =>
+      parseModelConfig(
+        { architectures: [architecture], ...small, rope_scaling, ...(most && { max_position_embeddings: most }) },
+        'config.json',
+      );
+    expect(of('Qwen2ForCausalLM', max_position_embeddings).maxModelTokens).toBe(tokens);
+    // Gemma's says the scaled one.
+    expect(of('Gemma3ForCausalLM', max_position_embeddings).maxModelTokens).toBe(max_position_embeddings);
+  });
+
+  it('a longer context is the same model: its rope, and with that its digest, are as without it', () => {
+    const of = (max_position_embeddings: number, scaling: Record<string, unknown>) =>
+      parseModelConfig(
+        {
+          architectures: ['Qwen2ForCausalLM'],
+          ...small,
+          max_position_embeddings,
+          rope_scaling: { type: 'yarn', ...scaling },
+        },
+        'config.json',
+      );
+    const original = { factor: 4, original_max_position_embeddings: 32_768 };
+    const [said, stretched, fallback] = [of(131_072, original), of(32_768, original), of(32_768, { factor: 4 })];
+    expect([said, stretched, fallback].map(({ maxModelTokens }) => maxModelTokens)).toEqual(Array(3).fill(131_072));
+    expect(stretched).toEqual(said);
+    expect(fallback).toEqual(said);
+  });
+
   it('reads old and new spellings of rope alike', () => {
-    const base = {
-      architectures: ['LlamaForCausalLM'],
-      ...{ vocab_size: 8, hidden_size: 64, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 4 },
-    };
-    const scaling = { factor: 8, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 64 };
+    const base = { architectures: ['LlamaForCausalLM'], ...small };
+    const scaling = { ...llama3, original_max_position_embeddings: 64 };
     const rope_theta = 500_000;
     const old = parseModelConfig({ ...base, rope_theta, rope_scaling: { type: 'llama3', ...scaling } }, 'old');
     const now = parseModelConfig({ ...base, rope_parameters: { rope_type: 'llama3', rope_theta, ...scaling } }, 'new');

@@ -18,6 +18,7 @@ export interface ModelShape {
   readonly heads: number;
   readonly kvHeads: number;
   readonly headDim: number;
+  /** Of context, with what its rope stretches that by. */
   readonly maxModelTokens: number;
   readonly parameters: number;
 }
@@ -130,7 +131,7 @@ export function parseModelConfig(whole: Json, where: string): ModelConfig {
     throw fail(`num_attention_heads ${heads} is not a multiple of num_key_value_heads ${kvHeads}`);
   }
   if (headDim % 2 !== 0) throw fail(`head_dim ${headDim} is odd`);
-  const maxModelTokens = count('max_position_embeddings', gemma ? 131_072 : 2048);
+  const maxTokens = count('max_position_embeddings', gemma ? 131_072 : 2048);
   const rmsEps = json.rms_norm_eps ?? 1e-6;
   if (typeof rmsEps !== 'number' || !(rmsEps > 0 && rmsEps < 1)) {
     throw fail(`"rms_norm_eps" must be a small positive number, is ${JSON.stringify(rmsEps)}`);
@@ -146,11 +147,9 @@ export function parseModelConfig(whole: Json, where: string): ModelConfig {
     heads,
     kvHeads,
     headDim,
-    maxModelTokens,
+    maxModelTokens: maxTokens,
     rmsEps,
-    ...(gemma
-      ? gemmaRopes(json, headDim, maxModelTokens, where)
-      : { rope: plainRope(json, headDim, maxModelTokens, where) }),
+    ...(gemma ? gemmaRopes(json, headDim, maxTokens, where) : plainRope(json, headDim, maxTokens, where)),
     windows: windowsOf(json, family, layers, fail),
     tiedEmbeddings: flag('tie_word_embeddings', gemma),
     qkvBias: family === 'qwen2' || attentionBias,

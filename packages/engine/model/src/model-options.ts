@@ -3,7 +3,7 @@
  * particular to Gemma 3, whose larger ones stand beside a vision tower. Invariant as in model-config.ts: what is not served is refused, never ignored.
  */
 import { KvError } from '@kvtier/errors';
-import { type Rope, ropeOf } from './rope.ts';
+import { contextTokens, type Rope, ropeOf } from './rope.ts';
 
 export type Json = Readonly<Record<string, unknown>>;
 
@@ -39,15 +39,27 @@ export function textConfigOf(json: Json, where: string): Json {
   };
 }
 
-/** One rope for all layers: `rope_parameters` (rope_theta inside), or `rope_scaling` beside `rope_theta` as before. */
-export function plainRope(json: Json, headDim: number, maxTokens: number, where: string): Rope {
+/**
+ * One rope for all layers: `rope_parameters` (rope_theta inside), or `rope_scaling` beside `rope_theta` as before; and the tokens of
+ * context that the model serves with it. `maxTokens`: what the config says, before any scaling.
+ */
+export function plainRope(
+  json: Json,
+  headDim: number,
+  maxTokens: number,
+  where: string,
+): { rope: Rope; maxModelTokens: number } {
   const fail = (what: string) => new KvError('MODEL', `${where}: ${what}`);
   const parameters = json.rope_parameters ?? json.rope_scaling ?? null;
   if (parameters !== null && !isObject(parameters)) throw fail('"rope_parameters" must be an object');
-  return checkedRope(parameters, json.rope_theta ?? 10_000, headDim, maxTokens, where);
+  const rope = checkedRope(parameters, json.rope_theta ?? 10_000, headDim, maxTokens, where);
+  return { rope, maxModelTokens: contextTokens(parameters, maxTokens) };
 }
 
-/** Gemma 3: `rope` of layers that see everything, `localRope` of those with a window, which is never scaled. */
+/**
+ * Gemma 3: `rope` of layers that see everything, `localRope` of those with a window, which is never scaled. Its config says the scaled
+ * context.
+ */
 export function gemmaRopes(
   json: Json,
   headDim: number,

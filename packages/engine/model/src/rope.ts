@@ -11,6 +11,9 @@ export interface Rope {
   readonly scale: number;
 }
 
+/** Positions are 32-bit numbers. */
+const mostTokens = 2 ** 31 - 1;
+
 /** `parameters`: the config's `rope_parameters` or `rope_scaling`, or null. `where` names the file in errors. */
 export function ropeOf(
   parameters: Readonly<Record<string, unknown>> | null,
@@ -60,6 +63,20 @@ export function ropeOf(
     default:
       throw fail(`rope scaling ${JSON.stringify(kind)} is not served; served are default, linear, llama3 and yarn`);
   }
+}
+
+/**
+ * Tokens of context that a model serves whose config says `maxTokens`: linear and yarn stretch what it was trained on, as vLLM takes them
+ * (`_get_and_verify_max_len`); with the others it is said in full. `parameters`: what `ropeOf` took.
+ */
+export function contextTokens(parameters: Readonly<Record<string, unknown>> | null, maxTokens: number): number {
+  const number = (name: string, fallback: number): number => (parameters?.[name] as number | undefined) ?? fallback;
+  const kind = parameters?.rope_type ?? parameters?.type;
+  const within = (tokens: number): number => Math.min(Math.max(1, Math.floor(tokens)), mostTokens);
+  if (kind === 'linear') return within(maxTokens * number('factor', 1));
+  if (kind !== 'yarn') return maxTokens;
+  const original = number('original_max_position_embeddings', maxTokens);
+  return Math.max(maxTokens, within(original * number('factor', maxTokens / original)));
 }
 
 /** YaRN (Peng et al. 2023): high frequencies kept, low ones interpolated, a linear ramp between, and a softer softmax. */

@@ -1,6 +1,6 @@
 /** Free blocks in the order of a policy, where most of a pool is held. */
 import { blockPolicyNames, createPolicy, type EvictionPolicy } from '@kvtier/eviction';
-import { afterEach, expect, it, vi } from 'vitest';
+import { afterEach, describe, expect, it, vi } from 'vitest';
 import { PolicyQueue } from './policy-queue.ts';
 
 afterEach(() => vi.restoreAllMocks());
@@ -37,4 +37,75 @@ it.each(blockPolicyNames)('%s does not walk over what is held for each block tha
   expect(asks()).toBeLessThan(2 * (held + count));
   expect(queue.count).toBe(free - count);
   queue.checkIntegrity();
+});
+
+describe('what comes first, asked for at every step,', () => {
+  /** Of `count` blocks every tenth is free. */
+  function filled(name: (typeof blockPolicyNames)[number], count: number): PolicyQueue {
+    const queue = new PolicyQueue(1 + count, name);
+    for (let block = 1; block <= count; block++) queue.named(block, undefined, 16, block);
+    for (let block = 10; block <= count; block += 10) queue.append(block);
+    return queue;
+  }
+
+  /** Walks along a policy's order from now on, and how much they looked at. */
+  function countWalks(name: (typeof blockPolicyNames)[number]): { walks: number; looked: number } {
+    const seen = { walks: 0, looked: 0 };
+    const prototype = Object.getPrototypeOf(createPolicy(name)) as EvictionPolicy;
+    const { coldestFirst } = prototype;
+    vi.spyOn(prototype, 'coldestFirst').mockImplementation(function* (this: EvictionPolicy) {
+      seen.walks++;
+      for (const entry of coldestFirst.call(this)) {
+        seen.looked++;
+        yield entry;
+      }
+    });
+    return seen;
+  }
+
+  it.each(blockPolicyNames)('%s is walked along once while nothing changes', (name) => {
+    const queue = filled(name, 50_000);
+    const first = queue.toArray().slice(0, 256);
+    const seen = countWalks(name);
+    for (let step = 0; step < 100; step++) expect(queue.first(256)).toEqual(first);
+    expect(seen.walks).toBe(1);
+    expect(seen.looked).toBeLessThanOrEqual(50_000);
+  });
+
+  it.each(blockPolicyNames)(
+    '%s is walked along again when a part was reused, and what comes is known all the while',
+    (name) => {
+      const queue = filled(name, 2_000);
+      const seen = countWalks(name);
+      for (let step = 0; step < 50; step++) {
+        expect(queue.first(64)).toEqual(queue.toArray().slice(0, 64)); // a walk of its own
+        for (const block of queue.takeFront(8)) {
+          queue.named(block, undefined, 16, 3_000 + 8 * step + block);
+          queue.append(block);
+        }
+      }
+      expect(seen.walks - 50).toBe(25); // 16 changes a step, and 32 blocks to spare
+      queue.checkIntegrity();
+    },
+  );
+
+  it('what was used since is not among it', () => {
+    const queue = filled('lru', 2_000);
+    const [used] = queue.first(64);
+    queue.remove(used!);
+    queue.used(used!);
+    expect(queue.first(64)).not.toContain(used);
+    queue.append(used!);
+    expect(queue.first(64)).toEqual(queue.toArray().slice(0, 64));
+  });
+
+  it('is looked for again as soon as another block went than was thought', () => {
+    const queue = filled('lfu', 2_000);
+    for (let block = 10; block <= 2_000; block += 10) queue.used(block);
+    queue.first(64);
+    for (const block of [1, 2, 3]) queue.append(block); // used less than all that were free
+    expect(queue.takeFront(1)).toEqual([1]);
+    expect(queue.first(64)).toEqual(queue.toArray().slice(0, 64));
+    expect(queue.first(2)).toEqual([2, 3]);
+  });
 });

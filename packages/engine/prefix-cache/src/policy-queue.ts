@@ -7,6 +7,9 @@
  * The policy tracks a block from the time it gets its hash until it is reused, so that it remembers uses while the block is
  * held; it passes over held ones. A use is a hit; for LRU the end of a use counts, too, as that is the plain queue's order.
  *
+ * What comes first (`first`) is asked for at every step, and for some policies takes a walk over all of them: so it is looked for again
+ * only when enough has changed. In between it may be wrong about blocks that became free meanwhile.
+ *
  * Invariant: a free block is either in the front or tracked by the policy, not both. A tracked block that loses its hash
  * keeps its place while it is free, as in the plain queue.
  */
@@ -41,6 +44,11 @@ export class PolicyQueue implements FreeBlocks {
   /** Tracked blocks that are free. */
   readonly #isFree: Uint8Array;
   #freeCount = 0;
+  /** Behind the front: what `first` found last, in the policy's order, without what was taken or used since. */
+  #soon = new Set<number>();
+  #soonWanted = 0;
+  /** So many blocks may be taken, used or freed before these are looked for again. */
+  #soonPatience = 0;
   readonly #mayEvict = (block: number): boolean => this.#isFree[block] === 1;
 
   constructor(blockCount: number, name: BlockPolicyName) {
@@ -66,6 +74,9 @@ export class PolicyQueue implements FreeBlocks {
       if (victims.length === 0) victims.push(this.#takeAnyFree());
       for (const victim of victims) {
         this.#setFree(victim, false);
+        // Another than was thought: the order has changed.
+        if (this.#soon.delete(victim)) this.#soonPatience--;
+        else this.#soonPatience = 0;
         blocks.push(victim);
       }
     }
@@ -77,6 +88,8 @@ export class PolicyQueue implements FreeBlocks {
     else if (this.#policy.name === 'lru') this.#policy.touch(block, 0);
     invariant(!this.has(block), () => `free blocks: block ${block} is free already`);
     this.#setFree(block, true);
+    this.#soon.delete(block);
+    this.#soonPatience--;
   }
 
   prepend(block: number): void {
@@ -109,6 +122,7 @@ export class PolicyQueue implements FreeBlocks {
   /** A hit; for chains the last block first. */
   used(block: number): void {
     if (this.#policy.has(block)) this.#policy.touch(block, 0);
+    if (this.#soon.delete(block)) this.#soonPatience--;
   }
 
   /** A block that is held has lost its hash. A free one keeps its place. */
@@ -118,11 +132,11 @@ export class PolicyQueue implements FreeBlocks {
 
   first(count: number): number[] {
     const blocks = this.#front.first(count);
-    if (blocks.length === count) return blocks;
-    for (const block of this.#policy.coldestFirst()) {
-      if (!this.#mayEvict(block)) continue;
-      blocks.push(block);
+    if (blocks.length === count || this.#freeCount === 0) return blocks;
+    if (count > this.#soonWanted || this.#soonPatience <= 0) this.#findSoon(count);
+    for (const block of this.#soon) {
       if (blocks.length === count) break;
+      if (this.#mayEvict(block)) blocks.push(block);
     }
     return blocks;
   }
@@ -150,6 +164,19 @@ export class PolicyQueue implements FreeBlocks {
       invariant(!this.#front.has(block), () => `free blocks: block ${block} is free twice`);
     }
     invariant(freeCount === this.#freeCount, () => `free blocks: ${freeCount}, ${this.#freeCount} counted`);
+  }
+
+  /** More than are wanted: so many are there still when they are looked for again. */
+  #findSoon(wanted: number): void {
+    const spare = Math.floor(wanted / 2);
+    const most = Math.min(wanted + spare, this.#freeCount);
+    this.#soon = new Set();
+    for (const block of this.#policy.coldestFirst()) {
+      if (this.#mayEvict(block)) this.#soon.add(block);
+      if (this.#soon.size === most) break;
+    }
+    this.#soonWanted = wanted;
+    this.#soonPatience = Math.min(spare, Math.floor(most / 2));
   }
 
   #setFree(block: number, isFree: boolean): void {

@@ -61,7 +61,7 @@ export function checkOptions(options: EngineOptions, groups: readonly GroupSpec[
   const isRadix = options.prefixCache === 'radix';
   if (isRadix && hasWindows(groups)) {
     const found = "the model's layers have sliding windows, the radix tree serves full attention alone";
-    throw new KvError('CONFIG', `engine: ${found}; use --prefix-cache blocks`);
+    throw new KvError('CONFIG', `engine: ${found}; set prefixCache (--prefix-cache) to blocks`);
   }
   if (options.writeDownAheadBlocks !== undefined && (isRadix || groups.length > 1)) {
     const found = isRadix ? 'the radix tree' : 'a model whose layers have sliding windows';
@@ -69,6 +69,6 @@ export function checkOptions(options: EngineOptions, groups: readonly GroupSpec[
   }
   if (isRadix && (options.evictionPolicy || options.dedupBlocks || (options.maxPinnedBlocks ?? 0) > 0)) {
     const found = 'eviction policy, de-duplication and pins are options of hashed blocks';
-    throw new KvError('CONFIG', `engine: ${found}; use --prefix-cache blocks or leave them out`);
+    throw new KvError('CONFIG', `engine: ${found}; set prefixCache (--prefix-cache) to blocks or leave them out`);
   }
 }

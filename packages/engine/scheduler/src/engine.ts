@@ -245,7 +245,10 @@ export class Engine {
    */
   pinPrefix(name: string, promptTokenIds: Int32Array | Uint32Array, cacheSalt = ''): number {
     if (!this.#blocks)
-      throw new KvError('CONFIG', `pinned prefix ${name}: the radix tree has no pins; use --prefix-cache blocks`);
+      throw new KvError(
+        'CONFIG',
+        `pinned prefix ${name}: the radix tree has no pins; set prefixCache (--prefix-cache) to blocks`,
+      );
     const hashes = new CheckedHashes(this.#options.hasher, this.#digester, cacheSalt ? { cacheSalt } : {});
     hashes.append(Uint32Array.from(promptTokenIds));
     const tokenCount = promptTokenIds.length;

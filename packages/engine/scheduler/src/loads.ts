@@ -130,7 +130,7 @@ export class Loads {
     const first = request.startedUs === undefined;
     const onDone = (result: LoadResult): void => {
       const loaded = Math.min(Math.max(result.loaded, 0), count);
-      this.#end(id, { ...result, loaded, wanted: count, firstBlock, first });
+      this.#end(id, load, { ...result, loaded, wanted: count, firstBlock, first });
     };
     const onArrived = awaited || request.head ? undefined : this.#options.onArrived;
     const offer = (arrived: ArrivedLoad): boolean => {
@@ -187,13 +187,15 @@ export class Loads {
     arrived?.decline();
   }
 
-  #end(id: string, end: LoadEnd): void {
-    const load = this.#loads.get(id);
-    invariant(load, () => `request ${id}: the connector ended its load twice`);
-    this.#loads.delete(id);
+  #end(id: string, load: Load, end: LoadEnd): void {
+    const current = this.#loads.get(id);
+    invariant(current, () => `request ${id}: the connector ended its load twice`);
     if (load.isAwaited) this.#awaitedCount--;
     else this.#blocks -= end.wanted;
     load.cancelDeadline();
+    // Of one that its request has left behind for another: says nothing of what that one's blocks hold.
+    if (current !== load) return;
+    this.#loads.delete(id);
     if (load.request) {
       this.#options.onEnd(load.request, end);
       return;

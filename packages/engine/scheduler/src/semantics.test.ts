@@ -198,7 +198,9 @@ describe('options of the block pool', () => {
     ['evictionPolicy', { evictionPolicy: 'lfu' }],
     ['maxPinnedBlocks', { maxPinnedBlocks: 1 }],
   ])('are refused with the radix tree: %s', (_name, options) => {
-    expect(() => new SchedulerRig({ ...options, prefixCache: 'radix' })).toThrow('are options of hashed blocks');
+    expect(() => new SchedulerRig({ ...options, prefixCache: 'radix' })).toThrow(
+      'are options of hashed blocks; set prefixCache (--prefix-cache) to blocks or leave them out',
+    );
   });
 
   it('events tell the hits of a request that asks for all of its blocks, and of no other', async () => {

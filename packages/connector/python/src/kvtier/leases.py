@@ -119,6 +119,9 @@ class Load(Waiting):
         self.ready += count
         if self._on_ready is not None:
             self._on_ready(self)
+        # What the node has to say yet changes nothing, and may be long in coming.
+        if self.ready == self.count:
+            self._end()
         return False
 
     def on_failure(self, error: KvError) -> None:
