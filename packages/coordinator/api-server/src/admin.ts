@@ -1,6 +1,6 @@
 /**
  * What an administrator asks of workers goes to all of them at once: of one model, or of all. Each answers for itself; the answer as a
- * whole is what holds for every one, and names each where there are several.
+ * whole is what holds for every one, and names each where there are several. One alone is told to drain.
  */
 import { KvError } from '@kvtier/errors';
 import type { Worker } from '@kvtier/registry';
@@ -45,11 +45,30 @@ export class Admin {
     return { done: told.some(({ value }) => value), ...byName(told) };
   }
 
+  /**
+   * It gets nothing new, from any coordinator, until it is started anew. Asked again, it says how many requests it still has.
+   * @throws HttpError 404, 409: not one of ours; KvError DISCONNECTED: it does not answer now
+   */
+  async drain(name: string): Promise<object> {
+    const worker = this.#engines.workers().find((each) => each?.record.name === name);
+    if (!worker)
+      throw new HttpError(404, `The worker '${name}' does not exist; GET /health names all.`, {
+        ...{ param: 'worker', code: 'worker_not_found' },
+      });
+    if (worker.record.kind !== 'kvtier')
+      throw new HttpError(409, `The worker '${name}' is a pod: take it out of discovery, and it drains.`, {
+        ...{ param: 'worker', code: 'not_ours' },
+      });
+    if (!answersNow(worker))
+      throw new KvError('DISCONNECTED', `engine: ${name} does not answer; try again`, { retry: true });
+    return { left: await this.#engines.engine(worker.number).drain() };
+  }
+
   /** All workers that answer now and can be asked. @throws KvError DISCONNECTED: there is none; the first failure when all have failed */
   async #ask<T>(model: string | undefined, ask: (engine: EngineControl) => Promise<T>): Promise<readonly Told<T>[]> {
     const asked: Worker[] = [];
     for (const worker of this.#engines.workers()) {
-      if (worker?.record.kind !== 'kvtier' || (worker.state !== 'ready' && worker.state !== 'draining')) continue;
+      if (worker?.record.kind !== 'kvtier' || !answersNow(worker)) continue;
       if (model === undefined || worker.facts?.model === model) asked.push(worker);
     }
     if (asked.length === 0) throw new KvError('DISCONNECTED', 'engine: no worker answers; try again', { retry: true });
@@ -62,6 +81,8 @@ export class Admin {
     return told;
   }
 }
+
+const answersNow = ({ state }: Worker): boolean => state === 'ready' || state === 'draining';
 
 const byName = <T>(told: readonly Told<T>[]): object =>
   told.length < 2 ? {} : { workers: Object.fromEntries(told.map(({ name, value }) => [name, value])) };

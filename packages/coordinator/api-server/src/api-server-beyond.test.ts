@@ -170,7 +170,7 @@ describe('on a trusted network', () => {
       await at.rawRequest('GET /v1/models HTTP/1.1\r\nhost: kvtier.default.svc\r\nconnection: close\r\n\r\n'),
     ).toMatch(/^HTTP\/1\.1 200 /);
     expect((await get('/v1/models', { origin: 'https://evil.example' })).status).toBe(403);
-    for (const path of ['/admin/reset_prefix_cache', '/admin/pin_prefix', '/admin/unpin_prefix']) {
+    for (const path of ['/admin/reset_prefix_cache', '/admin/pin_prefix', '/admin/unpin_prefix', '/admin/drain']) {
       const refused = await get(path, {}, 'POST');
       expect([refused.status, await refused.json()]).toMatchObject([403, { error: { code: 'admin_key_required' } }]);
     }

@@ -2,7 +2,8 @@
  * The API server: an HTTP server with OpenAI's API in front of the workers of a cluster.
  *
  *   POST /v1/completions · POST /v1/chat/completions · GET /v1/models · GET /v1/models/{id}
- *   GET /health · GET /metrics · POST /admin/reset_prefix_cache, /admin/pin_prefix, /admin/unpin_prefix · GET /admin/planner
+ *   GET /health · GET /metrics · POST /admin/reset_prefix_cache, /admin/pin_prefix, /admin/unpin_prefix, /admin/drain
+ *   GET /admin/planner
  *   (routes.ts); for probes and scrapes on a listener of their own, too (operations.ts)
  *
  * Invariants: beyond loopback it listens only with TLS and with keys or clients' certificates, or where the network is said to be trusted;

@@ -10,6 +10,8 @@ export interface EngineControl {
   resetPrefixCache(): Promise<boolean>;
   pinPrefix(request: PinPrefixRequest): Promise<number>;
   unpinPrefix(name: string): Promise<boolean>;
+  /** Requests that it still has. */
+  drain(): Promise<number>;
 }
 
 /** An HTTP answer as it comes. */

@@ -63,13 +63,35 @@ it('passes body and answer on byte by byte, with the worker’s name', async () 
   await atRest();
 });
 
+it.each<[string, object, boolean | undefined]>([
+  ['asks for events', { stream: true }, true],
+  ['does not', { stream: false }, undefined],
+  ['says nothing', {}, undefined],
+  ['says it in its text alone', { messages: [{ role: 'user', content: '"stream": true' }] }, undefined],
+])('what a pod is known to tell of its first token, of a body that %s', async (_, part, tells) => {
+  const sent = vi.spyOn(at.fleet, 'sent');
+  for (const pod of [one, two]) pod.answer = says(200, '{}');
+  await (await ask(part)).text();
+  expect(sent.mock.calls[0]![1].tellsFirstToken).toBe(tells);
+  sent.mockRestore();
+  await atRest();
+});
+
 it('an answer that came whole is measured', async () => {
   one.answer = says(200, '{"ok":1}');
   const asked = 20;
   for (let each = 0; each < asked; each++) expect(await (await ask()).text()).toBe('{"ok":1}');
   await atRest();
+  const isCounted = async () => (await at.metricsText()).includes(`kvtier_request_seconds_count ${asked}\n`);
+  await vi.waitUntil(isCounted, patience);
+  // Not so what the pod refuses.
+  one.answer = says(400, '{}');
+  expect((await ask()).status).toBe(400);
+  one.answer = says(200, '{"ok":1}');
+  await (await ask()).text();
+  await atRest();
   await vi.waitUntil(
-    async () => (await at.metricsText()).includes(`kvtier_request_seconds_count ${asked}\n`),
+    async () => (await at.metricsText()).includes(`kvtier_request_seconds_count ${asked + 1}\n`),
     patience,
   );
 });
@@ -206,6 +228,11 @@ it('only a streamed answer has a first token that is measured', async () => {
   await (await ask({ stream: true })).text();
   await atRest();
   expect(await count()).toBe('1');
+});
+
+it('a pod is not told to drain: that is discovery’s', async () => {
+  const answer = await at.post('/admin/drain', { worker: 'one' });
+  expect([answer.status, await answer.json()]).toMatchObject([409, { error: { code: 'not_ours', param: 'worker' } }]);
 });
 
 it('of a streamed answer the pauses between its pieces are measured, but for that before its end', async () => {

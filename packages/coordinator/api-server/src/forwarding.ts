@@ -66,7 +66,8 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
   const { model, otherName, tokens, blockTokens, maxTokens, keys, session } = body;
   const firstTokenByMs = ttftMs === undefined ? undefined : arrivedMs + ttftMs;
   const prompt = { tokens, blockTokens, maxTokens, keys, session, firstTokenByMs };
-  const routed = { id: requestId, model, among: place.among(otherName?.name ?? model), ...prompt };
+  const among = place.among(otherName?.name ?? model);
+  const routed = { id: requestId, model, among, isStreamed: isStreamed(body), ...prompt };
   const { pods, inTime } = place;
   const named = request.headers[prefillerHeader];
   const legs = pods.concerns(model)
@@ -138,6 +139,14 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       choice.ended(answerTokens);
     }
   }
+}
+
+/** It asks for events. Of a body with more parameters than anybody sends nobody knows. */
+function isStreamed({ members, passedOn }: PassedOn): boolean {
+  const at = members?.names.lastIndexOf('stream') ?? -1;
+  if (members === undefined || at < 0) return false;
+  const [from, end] = members.spans.subarray(2 * at);
+  return /:\s*true\s*$/.test(Buffer.from(passedOn, from, end! - from!).toString('latin1'));
 }
 
 /** RFC 7240, without its parameters. */

@@ -238,7 +238,8 @@ export class Generation {
           metrics.firstTokenSeconds.observe((trace.firstTokenAtMs - arrivedMs) / 1000);
         },
       });
-      metrics.requestSeconds.observe((performance.now() - arrivedMs) / 1000);
+      // What a pod refuses is over in a moment, and no answer.
+      if (reply.raw.statusCode === 200) metrics.requestSeconds.observe((performance.now() - arrivedMs) / 1000);
     } catch (error) {
       if (!reply.raw.headersSent) throw error;
       logger.warn({ request: requestId }, `answer cut: ${(error as Error).message}`);

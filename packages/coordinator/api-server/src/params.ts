@@ -97,6 +97,7 @@ const pinSchema = z.strictObject({
   cache_salt: shared.cache_salt,
 });
 const unpinSchema = z.strictObject({ model: shared.model, name: pinName });
+const drainSchema = z.strictObject({ worker: pinName });
 
 /** A prompt as text or as token ids; as a list of its own where these were read from the body's bytes (json-ids.ts). */
 export type Prompt = string | readonly number[] | ReadIds;
@@ -159,6 +160,9 @@ export function parsePin(body: unknown): { name: string; prompt: Prompt; cacheSa
 
 /** The body of /admin/unpin_prefix. @throws HttpError 400 that names the parameter */
 export const parseUnpin = (body: unknown): { name: string } => parse(unpinSchema, body);
+
+/** The body of /admin/drain. @throws HttpError 400 that names the parameter */
+export const parseDrain = (body: unknown): { worker: string } => parse(drainSchema, body);
 
 /** A message costs a token at least: `maxMessages` is the model's context. @throws HttpError 400 that names the parameter */
 export function parseChat(body: unknown, maxMessages = Number.POSITIVE_INFINITY): ChatParams {

@@ -7,8 +7,9 @@ import type { Generation } from './generation.ts';
 import { type HealthParts, health } from './health.ts';
 import { metricsContentType, type RequestMetrics } from './metrics.ts';
 import type { Model, Models } from './models.ts';
+import { parseDrain } from './params.ts';
 import type { TextPool } from './text-pool.ts';
-import { unknownModel } from './understand.ts';
+import { smallJson, unknownModel } from './understand.ts';
 import { metricsOfWorkers } from './worker-metrics.ts';
 
 export interface Parts extends HealthParts {
@@ -54,6 +55,9 @@ export function addRoutes(app: FastifyInstance, parts: Parts): void {
     const { model, name } = await understood('unpin', request);
     return admin.unpinPrefix(model, name);
   });
+  app.post('/admin/drain', async (request) =>
+    admin.drain(await bodyOf(request).use(async (bytes) => parseDrain(smallJson(new Uint8Array(bytes))).worker)),
+  );
 }
 
 /** Ours, and those of our own workers. */

@@ -51,6 +51,25 @@ describe('before the first token', () => {
     await atRest();
   });
 
+  it('one that is told to drain gets nothing new, and says what it still has', async () => {
+    const drain = async (body: object | string) => {
+      const answer = await at.post('/admin/drain', body);
+      const { left, error } = (await answer.json()) as { left?: number; error?: { code: string; param: string } };
+      return left === undefined ? [answer.status, error!.code, error!.param] : [answer.status, left];
+    };
+    at.engine.script = say(ids(' 34'), 'length');
+    expect(await drain({ worker: 'b' })).toEqual([200, 0]);
+    await vi.waitUntil(() => at.fleet.workers().some((worker) => worker?.state === 'draining'), patience);
+    for (let i = 0; i < 3; i++) expect((await ask()).headers.get('x-kvtier-worker')).toBe('a');
+    expect(await drain({ worker: 'b' })).toEqual([200, 0]);
+    expect(await drain({ worker: 'c' })).toEqual([404, 'worker_not_found', 'worker']);
+    expect(await drain({})).toEqual([400, 'missing_required_parameter', 'worker']);
+    expect(await drain(`{"worker":"${'b'.repeat(5_000)}"}`)).toEqual([400, 'invalid_json', null]);
+    other.alive = false;
+    await vi.waitUntil(() => at.fleet.workers().some((worker) => worker?.state === 'silent'), patience);
+    expect(await drain({ worker: 'b' })).toMatchObject([503, expect.any(String), null]);
+  });
+
   it.each<[string, (call: Call) => void]>([
     ['is full', fail(new KvError('BUSY', 'queue: 1 requests wait already', { retry: true }))],
     ['ends', fail(new KvError('DISCONNECTED', 'it is closing'))],

@@ -72,11 +72,15 @@ export function shareOf(
     blocks += remoteBlocks;
     loadS += remoteBlocks / loadBlocksPerS[remoteMedium]!;
   }
+  const { id, isStreamed, role } = pending.request;
+  // Who computes a prompt alone has answered with it.
+  const tellsFirstToken = isStreamed === true || role === 'prefill';
   return {
-    requestId: pending.request.id,
+    requestId: id,
     tokensAhead: Math.max(pending.tokens - blocks * pending.blockTokens, 1),
     blocks: Math.ceil((pending.tokens + pending.maxTokens) / pending.blockTokens),
     loadS,
+    ...(tellsFirstToken && { tellsFirstToken }),
   };
 }
 

@@ -1,4 +1,7 @@
-/** Which worker gets a request now: registry, KV index and routing policy together. */
+/**
+ * Which worker gets a request now: registry, KV index and routing policy together. Who waits, and looks again: `waiters.ts`,
+ * `queue-looks.ts`.
+ */
 export type { Choice, Dispatch, DispatchRequest } from './choice.ts';
 export { Dispatcher, type DispatcherOptions, type DispatchStats } from './dispatcher.ts';
 export { Outdated } from './outdated.ts';

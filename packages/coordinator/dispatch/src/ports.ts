@@ -12,6 +12,8 @@ export interface Share {
   readonly blocks: number;
   /** Seconds that it brings in blocks for. */
   readonly loadS: number;
+  /** As soon as its prompt is computed something of its answer comes; else the first of it may be its end. */
+  readonly tellsFirstToken?: boolean;
 }
 
 export interface Workers {

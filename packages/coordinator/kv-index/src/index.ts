@@ -1,4 +1,9 @@
-/** Who holds which block in a cluster: the router's index, fed by block events. */
+/**
+ * Who holds which block in a cluster: the router's index, fed by block events. Beside index, matches and runs: lies about order
+ * (`folds.ts`), sets of sources (`source-sets.ts`, `set-rows.ts`, `clears.ts`). What follows the events is in `feed`: how late they are
+ * (`feed/event-delay.ts`), several engines behind one address (`feed/engine-streams.ts`), what could not be read (`feed/unread.ts`), what
+ * is dealt with in one turn (`feed/slices.ts`), keys that are renewed (`feed/keyed-subscription.ts`).
+ */
 
 export { maxMedia } from './clears.ts';
 export type { FollowedWorker } from './feed/followed.ts';

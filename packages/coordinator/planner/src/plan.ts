@@ -28,7 +28,7 @@ export interface WorkerRates {
   /** A step with n streams takes stepS + n × stepPerRequestS. */
   readonly stepS: number;
   readonly stepPerRequestS: number;
-  /** Where a worker does not tell the two apart (stepPerRequestS is 0): the streams that ran when a step took `stepS`. */
+  /** Of a worker that has any. Where none tells the two apart (stepPerRequestS is 0): those that ran when a step took `stepS`. */
   readonly streams: number;
   /** Streams at once at most: places, and room for their blocks. */
   readonly maxStreams: number;

@@ -144,6 +144,22 @@ describe('the load', () => {
     },
   );
 
+  it('is not taken for more in a lull: streams are those of the window, as answers are', () => {
+    make();
+    const { load } = workers.add('a', { totalBlocks: 1_000 }, { stepS: 0.02, stepPerRequestS: 0 });
+    const looks = (count: number): void => {
+      for (let look = 0; look < count; look++, nowMs += 500) planner.tick();
+    };
+    Object.assign(load, { running: 16, usedBlocks: 160 });
+    looks(40);
+    const { needed } = planner.plans()[0]!.decode;
+    expect(needed).toBeCloseTo(1.25, 1);
+    // One stream, with a long prompt.
+    Object.assign(load, { running: 1, usedBlocks: 200 });
+    looks(2);
+    expect(planner.plans()[0]!.decode.needed / needed).toBeCloseTo(1, 1);
+  });
+
   it('of answers that end slower than they come is as much as these will need', async () => {
     make();
     const worker = workers.add('a', { maxRunning: 64 }, { stepS: 0.01, stepPerRequestS: 0 });

@@ -10,12 +10,16 @@
  * of answers are what workers give (streams ÷ time of a step); where answers end slower than requests come, as many as those that come
  * will need: as long each as whole answers were that told their length. Where none does, answers count as what was given by those that
  * have ended and those that run: an answer that is under way is longer than that, but nobody knows by how much. What other coordinators send is seen in the answers alone.
+ *
+ * Streams of a worker, and the blocks of each, are means over the window, as the demand is: a lull is no slower worker. Of pods it has to be
+ * known what a stream adds to a step: from how long one step takes nothing follows for more streams or fewer. Until it is, decode is
+ * not known, unless steps are too long already.
  */
 import type { PlannerConfig } from '@kvtier/config';
 import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
 import type { Leaning, Worker, WorkerLoad } from '@kvtier/registry';
 import { type Level, leanWorkers } from './leaning.ts';
-import { type LoadFigures, type Plan, planWorkers, type WorkerRates } from './plan.ts';
+import { type LoadFigures, type Plan, planWorkers, type Targets, type WorkerRates } from './plan.ts';
 import { SlidingSums } from './sliding-sums.ts';
 
 /** The registry's fleet is this. */
@@ -40,6 +44,8 @@ export interface ModelPlan extends Plan {
   readonly isActive: boolean;
   /** For so long has been looked that what did not come says something, too. */
   readonly isSettled: boolean;
+  /** false: nobody can say yet what one worker gives; `decode` is a guess that more workers would not make smaller. */
+  readonly isDecodeKnown: boolean;
   /** Workers that are ready, by what they do now. */
   readonly present: Readonly<Record<'prefill' | 'decode' | 'mixed', number>>;
 }
@@ -53,6 +59,9 @@ const names = [
   'outputTokens',
   'whole',
   'wholeTokens',
+  'busy',
+  'streams',
+  'streamBlocks',
 ] as const;
 /** Models beyond are not planned for. */
 const maxModels = 64;
@@ -192,7 +201,13 @@ export class Planner {
     const { config } = this.#options;
     const { sums } = entry;
     sums.add('outputTokens', passedS * outputTokensPerS(workers), nowMs);
-    if (workers.length > 0) entry.rates = ratesOf(workers, entry.rates);
+    for (const { load: now } of workers) {
+      if (!(now.running > 0)) continue;
+      sums.add('busy', 1, nowMs);
+      sums.add('streams', now.running, nowMs);
+      sums.add('streamBlocks', now.usedBlocks, nowMs);
+    }
+    if (workers.length > 0) entry.rates = ratesOf(workers, sums, entry.rates, nowMs);
     const load = loadOf(sums, workers, nowMs);
     const isWaiting = workers.some(({ load: { waiting, running } }) => waiting + running > 0);
     const isActive = load.requestsPerS > 0 || isWaiting;
@@ -203,14 +218,15 @@ export class Planner {
     const { firstTokenMs, betweenTokensMs, ceiling } = config;
     const targets = { firstTokenS: firstTokenMs / 1_000, betweenTokensS: betweenTokensMs / 1_000, ceiling };
     const plan = planWorkers(load, entry.rates, targets);
-    if (config.roles === 'live') this.#lean(entry, plan, workers, nowMs);
+    const isDecodeKnown = isKnown(plan, entry.rates, targets, workers);
+    if (config.roles === 'live' && isDecodeKnown) this.#lean(entry, plan, workers, nowMs);
     const present = { prefill: 0, decode: 0, mixed: 0 };
     for (const { worker } of workers) {
       const { record, leaning } = worker;
       present[record.role === 'both' ? (leaning ?? 'mixed') : record.role]++;
     }
     const isSettled = sums.forMs(nowMs) >= settlingShare * config.windowMs;
-    entry.plan = { ...plan, model, load, rates: entry.rates, isActive, isSettled, present };
+    entry.plan = { ...plan, model, load, rates: entry.rates, isActive, isSettled, isDecodeKnown, present };
   }
 
   #lean(entry: Entry, { prefill, decode }: Plan, workers: readonly Seen[], nowMs: number): void {
@@ -266,26 +282,39 @@ function outputTokensPerS(workers: readonly Seen[]): number {
   return sum;
 }
 
+/** Our own workers tell what a stream adds; where they measure nothing, it adds nothing. */
+function isKnown(
+  { decode }: Plan,
+  { stepS, stepPerRequestS }: WorkerRates,
+  { betweenTokensS }: Targets,
+  workers: readonly Seen[],
+): boolean {
+  if (decode.needed === 0 || stepPerRequestS > 0 || stepS > betweenTokensS) return true;
+  return workers.every(({ worker }) => worker.record.kind !== 'openai');
+}
+
 /** Of the mean worker; what none has measured stays as it was. */
-function ratesOf(workers: readonly Seen[], before: WorkerRates): WorkerRates {
+function ratesOf(workers: readonly Seen[], sums: Entry['sums'], before: WorkerRates, nowMs: number): WorkerRates {
   const mean = (read: (seen: Seen) => number, otherwise: number): number => {
     const known = workers.map(read).filter((value) => value > 0 && Number.isFinite(value));
     return known.length === 0 ? otherwise : known.reduce((all, one) => all + one, 0) / known.length;
   };
   const stepS = mean(({ load }) => load.stepS, before.stepS);
+  const [busy, streams] = [sums.sum('busy', nowMs), sums.sum('streams', nowMs)];
+  const blocks = streams > 0 ? sums.sum('streamBlocks', nowMs) / streams : 0;
   return {
     prefillTokensPerS: mean(({ load }) => load.prefillTokensPerS, before.prefillTokensPerS),
     stepS,
     stepPerRequestS: mean(({ load }) => load.stepPerRequestS, before.stepPerRequestS),
-    streams: mean(({ load }) => load.running, before.streams),
-    maxStreams: mean(placesOf, before.maxStreams),
+    streams: busy > 0 ? streams / busy : before.streams,
+    maxStreams: mean(({ worker }) => placesOf(worker, blocks), before.maxStreams),
   };
 }
 
 /** Streams at once: places, and as many as have room if each has as many blocks as those that run. 0: not known. */
-function placesOf({ worker, load: { running, usedBlocks } }: Seen): number {
-  const { totalBlocks = 0, maxRunning } = worker.facts ?? {};
-  const room = running > 0 && usedBlocks > 0 && totalBlocks > 0 ? totalBlocks / (usedBlocks / running) : 0;
+function placesOf({ facts }: Worker, blocks: number): number {
+  const { totalBlocks = 0, maxRunning } = facts ?? {};
+  const room = blocks > 0 && totalBlocks > 0 ? totalBlocks / blocks : 0;
   if (maxRunning === undefined) return room;
   return room > 0 ? Math.min(maxRunning, room) : maxRunning;
 }

@@ -15,13 +15,20 @@ const role = (needed: number) => ({
   ...{ demandTokensPerS: 1, rateTokensPerS: 1, isReachable: true },
   ...{ needed, workers: Math.ceil(needed) },
 });
-const planOf = (model: string, prefill: number, decode: number, isActive = true, isSettled = true): ModelPlan => ({
+const planOf = (
+  model: string,
+  prefill: number,
+  decode: number,
+  isActive = true,
+  isSettled = true,
+  isDecodeKnown = true,
+): ModelPlan => ({
   model,
   prefill: role(prefill),
   decode: role(decode),
   load: { requestsPerS: 1, promptTokensPerS: 1, hitRatio: 0, outputTokensPerS: 1 },
   rates: { prefillTokensPerS: 1, stepS: 1, stepPerRequestS: 0, streams: 1, maxStreams: 1 },
-  ...{ isActive, isSettled },
+  ...{ isActive, isSettled, isDecodeKnown },
   present: { prefill: 0, decode: 0, mixed: 1 },
 });
 const ref = (scalerMetadata: Record<string, string> = {}): ScaledObjectRef => ({
@@ -98,6 +105,17 @@ describe('what cannot be answered is a status and no number', () => {
     expect(await spec({ ...metadata, role: 'decode' })).toMatchObject({
       metricSpecs: [{ metricName: 'kvtier-decode-workers' }],
     });
+  });
+
+  it('what one worker gives is not known; of prefill it is', async () => {
+    plans = [planOf('m', 1.25, 2.5, true, true, false)];
+    for (const role of ['decode', 'all'])
+      await expect(metrics({ role })).rejects.toMatchObject({
+        code: status.UNAVAILABLE,
+        details: expect.stringMatching(/model "m": what a stream adds to a step is not known yet/),
+      });
+    expect(await metrics({ role: 'prefill' })).toMatchObject({ metricValues: [{ metricValueFloat: 1.25 }] });
+    expect(await ask(keda.isActive, ref())).toEqual({ result: true });
   });
 
   it('of several models one has to be named, of none nothing is known, and a metric is one of ours', async () => {

@@ -70,6 +70,7 @@ export async function startScaler({ config, planner, logger }: ScalerOptions): P
           'REQUEST',
           `scaler: ${cut(metricName)} is no metric of role ${role}; ask for ${metricOf(role)}`,
         );
+      if (role !== 'prefill' && !plan.isDecodeKnown) throw unknownDecode(plan.model);
       const needed = neededOf(role, plan);
       const value = { metricName: metricOf(role), metricValue: BigInt(Math.ceil(needed)), metricValueFloat: needed };
       return { metricValues: [value] };
@@ -156,6 +157,13 @@ function settled(planner: ScalerOptions['planner'], ref: ScaledObjectRef | undef
   if (plan.isSettled) return plan;
   const why = `model ${cut(plan.model)}: seen for too short a time to plan for it; ask again in a moment`;
   throw new KvError('DISCONNECTED', `scaler: ${why}`, { retry: true });
+}
+
+function unknownDecode(model: string): KvError {
+  const why = `model ${cut(model)}: what a stream adds to a step is not known yet`;
+  return new KvError('DISCONNECTED', `scaler: ${why}; ask again when its pods have had more streams, and fewer`, {
+    retry: true,
+  });
 }
 
 /** @throws KvError REQUEST: no such role, or of several models none is named; DISCONNECTED: no such model is served now */

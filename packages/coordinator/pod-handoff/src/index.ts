@@ -1,7 +1,7 @@
 /** Prefill and decode apart, for pods with OpenAI's API: the decision, and the prefill leg. */
-export { type Decision, decideSplit, type PodWork, type SplitFigures, type SplitLimits } from './decision.ts';
+export type { Decision, PodWork, SplitFigures, SplitLimits } from './decision.ts';
 export { endpointOf, ipEndpointOf } from './endpoint.ts';
-export { type HandOffReason, PodHandOffMetrics } from './metrics.ts';
+export type { HandOffReason } from './metrics.ts';
 export {
   NotPrefilled,
   type Planned,
@@ -11,6 +11,5 @@ export {
   type Prefilled,
   type PrefillRequest,
   type Routed,
-  uncachedOf,
 } from './pod-handoff.ts';
-export { hasPrefill, isPrefillOnly } from './pods.ts';
+export { isPrefillOnly } from './pods.ts';

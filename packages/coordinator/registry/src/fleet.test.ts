@@ -468,7 +468,7 @@ it('workers beyond the bound are left out with a line, and discovery’s problem
   expect(small.discoveryProblem).toBeUndefined();
   await small.close();
   expect(lines.slice(0, 2)).toEqual([
-    'fleet: 1 workers beyond 2 are left out; raise the limit',
+    'fleet: 1 workers beyond 2 are left out; a coordinator knows 2 at most: give the others a coordinator of their own',
     'redis: cannot be reached',
   ]);
 });

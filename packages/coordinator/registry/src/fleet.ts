@@ -22,6 +22,7 @@ import { type FleetCounts, Member, type MemberHost } from './member.ts';
 import { openLink } from './open-link.ts';
 import type { Forwarded } from './pod-requests.ts';
 import type { Share } from './sent-ledger.ts';
+import { StepLine } from './step-line.ts';
 import type { Leaning, Sent, Worker, WorkerFacts } from './worker.ts';
 
 /** Names of the KV index's media by their numbers, as engines name the tiers of their loads. */
@@ -58,6 +59,7 @@ export class Fleet {
   #byNumber: (Member | undefined)[] = [];
   /** By model, until somebody tells his load. */
   readonly #usualRates = new Map<string, number>();
+  readonly #usualSteps = new Map<string, number>();
   readonly #usualLoads = new Map<string, readonly number[]>();
   /** In the order in which they came free. */
   readonly #freeNumbers: { readonly number: number; readonly atMs: number }[] = [];
@@ -202,8 +204,9 @@ export class Fleet {
     this.#nodes = nodes;
     const kept = workers.slice(0, this.#maxWorkers);
     if (kept.length < workers.length) {
-      const left = `${workers.length - kept.length} workers beyond ${this.#maxWorkers} are left out; raise the limit`;
-      logger.warn({ discovery: this.#discovery?.kind }, `fleet: ${left}`);
+      const left = `${workers.length - kept.length} workers beyond ${this.#maxWorkers} are left out`;
+      const mend = `a coordinator knows ${this.#maxWorkers} at most: give the others a coordinator of their own`;
+      logger.warn({ discovery: this.#discovery?.kind }, `fleet: ${left}; ${mend}`);
     }
     const records = new Map<string, WorkerRecord>();
     for (const record of kept) {
@@ -245,6 +248,7 @@ export class Fleet {
       },
       conflict: (member, facts) => this.#conflict(member, facts),
       usualPrefillTokensPerS: (member) => this.#usualPrefillTokensPerS(member),
+      usualStepPerRequestS: (member) => this.#usualStepPerRequestS(member),
       usualLoadBlocksPerS: (member) => this.#usualLoadBlocksPerS(member),
       maySpare: (member) => this.#maySpare(member),
       counts: this.counts,
@@ -345,6 +349,19 @@ export class Fleet {
     return false;
   }
 
+  #usualStepPerRequestS(of: Member): number {
+    const model = of.facts?.model ?? '';
+    let usual = this.#usualSteps.get(model);
+    if (usual === undefined) {
+      const all = new StepLine();
+      for (const { facts, stepLine } of this.#members.values())
+        if (stepLine !== undefined && facts?.model === model) all.join(stepLine);
+      usual = all.slope;
+      this.#usualSteps.set(model, usual);
+    }
+    return usual;
+  }
+
   #usualLoadBlocksPerS(of: Member): readonly number[] {
     const model = of.facts?.model ?? '';
     let usual = this.#usualLoads.get(model);
@@ -361,6 +378,7 @@ export class Fleet {
 
   #forgetUsual(): void {
     this.#usualRates.clear();
+    this.#usualSteps.clear();
     this.#usualLoads.clear();
   }
 

@@ -29,6 +29,7 @@ const calm: LinkHost = {
   rests: () => {},
   maySpare: () => false,
   usualPrefillTokensPerS: () => 1,
+  usualStepPerRequestS: () => 0,
   usualLoadBlocksPerS: () => undefined,
 };
 

@@ -1,6 +1,7 @@
 /** One line to one worker, whatever its kind: what it asks of the fleet, and what the fleet asks of it. */
 import type { KvError } from '@kvtier/errors';
 import type { Share } from './sent-ledger.ts';
+import type { StepLine } from './step-line.ts';
 import type { Sent, WorkerFacts, WorkerLoad } from './worker.ts';
 
 /** Who is told what a line learns. */
@@ -21,6 +22,8 @@ export interface LinkHost {
   maySpare(): boolean;
   /** Prompt tokens a second, as the others of its model measure: for a worker that has not measured yet. Above 0. */
   usualPrefillTokensPerS(): number;
+  /** Seconds that a request adds to a step, as the pods of its model measure together; 0: none has. */
+  usualStepPerRequestS(): number;
   /** Blocks a second by medium, as those of its model measure, 0: none has; undefined: it has no cache node. */
   usualLoadBlocksPerS(): readonly number[] | undefined;
 }
@@ -35,6 +38,8 @@ export interface Link {
   readonly measuredPrefillTokensPerS: number;
   /** The same by medium: blocks a second that it brings in. */
   readonly measuredLoadBlocksPerS: readonly number[];
+  /** Of a pod: its steps by the requests that run. */
+  readonly stepLine?: StepLine;
   /** The last of its requests failed. */
   readonly isFailing?: boolean;
   /** Now, with what was sent since the worker told it. */

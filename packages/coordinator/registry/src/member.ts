@@ -6,6 +6,7 @@ import { conflictOf } from './facts.ts';
 import { KvtierLink } from './kvtier-link.ts';
 import { type Link, type LinkHost, noLoad } from './link.ts';
 import { OpenaiLink } from './openai-link.ts';
+import type { StepLine } from './step-line.ts';
 import type { Leaning, Worker, WorkerFacts, WorkerLoad, WorkerState } from './worker.ts';
 
 /** What happened to workers, since the start. */
@@ -30,6 +31,7 @@ export interface MemberHost {
   /** Why a worker with these facts cannot stand beside the others. */
   conflict(member: Member, facts: WorkerFacts): string | undefined;
   usualPrefillTokensPerS(member: Member): number;
+  usualStepPerRequestS(member: Member): number;
   /** Of its model, by medium; 0: none has measured it. */
   usualLoadBlocksPerS(member: Member): readonly number[];
   maySpare(member: Member): boolean;
@@ -128,6 +130,11 @@ export class Member implements Worker {
     return this.#state === 'ready' ? (this.#link?.measuredPrefillTokensPerS ?? 0) : 0;
   }
 
+  /** Of a pod. */
+  get stepLine(): StepLine | undefined {
+    return this.#state === 'ready' ? this.#link?.stepLine : undefined;
+  }
+
   /** By medium. */
   get measuredLoadBlocksPerS(): readonly number[] {
     return this.#state === 'ready' ? (this.#link?.measuredLoadBlocksPerS ?? []) : [];
@@ -221,6 +228,7 @@ export class Member implements Worker {
       rests: (why) => this.#rest(why),
       maySpare: () => this.#host.maySpare(this),
       usualPrefillTokensPerS: () => this.#host.usualPrefillTokensPerS(this),
+      usualStepPerRequestS: () => this.#host.usualStepPerRequestS(this),
       usualLoadBlocksPerS: () => (this.#record.node === null ? undefined : this.#host.usualLoadBlocksPerS(this)),
     };
   }

@@ -385,8 +385,8 @@ it('ours are counted as of now, the others’ as of the last scrape, each once',
     return { waiting, running, tokensAhead, waitingBlocks };
   };
   expect(at()).toEqual({ waiting: 0, running: 0, tokensAhead: 0, waitingBlocks: 0 });
-  const one = fleet.sent(0, { requestId: 'one', tokensAhead: 100, blocks: 10, loadS: 0 });
-  const two = fleet.sent(0, { requestId: 'two', tokensAhead: 50, blocks: 5, loadS: 0 });
+  const one = fleet.sent(0, { requestId: 'one', tokensAhead: 100, blocks: 10, loadS: 0, tellsFirstToken: true });
+  const two = fleet.sent(0, { requestId: 'two', tokensAhead: 50, blocks: 5, loadS: 0, tellsFirstToken: true });
   expect(at()).toEqual({ waiting: 2, running: 0, tokensAhead: 150, waitingBlocks: 15 });
   // The pod has both, one of them in its batch, and one of somebody else's.
   pod.figures = { waiting: 1, running: 2, usedShare: 0.1 };

@@ -18,6 +18,7 @@ import { PodLoad } from './pod-load.ts';
 import { type Forwarded, PodRequests } from './pod-requests.ts';
 import { RequestFailures } from './request-failures.ts';
 import type { Share } from './sent-ledger.ts';
+import type { StepLine } from './step-line.ts';
 import type { Sent, WorkerFacts, WorkerLoad } from './worker.ts';
 
 export interface OpenaiLinkOptions extends PodAddress {
@@ -69,6 +70,10 @@ export class OpenaiLink implements Link {
     return this.#pod.prefillTokensPerS;
   }
 
+  get stepLine(): StepLine {
+    return this.#pod.stepLine;
+  }
+
   /** No pod tells it. */
   get measuredLoadBlocksPerS(): readonly number[] {
     return noLoad.loadBlocksPerS;
@@ -80,7 +85,8 @@ export class OpenaiLink implements Link {
 
   load(): WorkerLoad {
     const { host } = this.#options;
-    const load = this.#pod.load(this.#totalBlocks, () => host.usualPrefillTokensPerS());
+    const usualRate = (): number => host.usualPrefillTokensPerS();
+    const load = this.#pod.load(this.#totalBlocks, usualRate, () => host.usualStepPerRequestS());
     const usual = this.#blockTokens > 0 ? host.usualLoadBlocksPerS() : undefined;
     if (usual === undefined) return load;
     const computedBlocksPerS = load.prefillTokensPerS / this.#blockTokens;

@@ -21,6 +21,9 @@ vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0
 vllm:request_prefill_kv_computed_tokens_sum{engine="0"} 1000.0
 vllm:request_prefill_kv_computed_tokens_count{engine="0"} 4.0
 vllm:request_prefill_time_seconds_sum{engine="0"} 0.5
+vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 700
+vllm:prompt_tokens_by_source_total{engine="1",source="local_compute"} 300
+vllm:prompt_tokens_by_source_total{engine="0",source="local_cache_hit"} 9000
 vllm:inter_token_latency_seconds_sum{engine="0"} 3
 vllm:inter_token_latency_seconds_count{engine="0"} 300
 process_start_time_seconds 1.7e9`;
@@ -39,6 +42,7 @@ process_start_time_seconds 1.7e9`;
       prefillS: 0.5,
       intervals: 300,
       intervalS: 3,
+      computedTokens: 1_000,
     });
   });
 
@@ -46,8 +50,12 @@ process_start_time_seconds 1.7e9`;
     const text = `sglang:num_queue_reqs{tp_rank="0"} 7
 sglang:num_running_reqs{tp_rank="0"} 2
 sglang:token_usage{tp_rank="0"} 0.4
+sglang:realtime_tokens_total{mode="prefill_compute",tp_rank="0"} 600
+sglang:realtime_tokens_total{mode="prefill_cache",tp_rank="0"} 50
+sglang:realtime_tokens_total{mode="decode",tp_rank="0"} 40
 sglang:cache_config_info{num_pages="500",page_size="64"} 1`;
     expect(await scrapeOf('w', text)).toMatchObject({
+      computedTokens: 600,
       waiting: 7,
       running: 2,
       usedShare: 0.4,

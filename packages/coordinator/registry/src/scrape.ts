@@ -28,6 +28,8 @@ export interface Scrape {
   readonly prefillS: number;
   readonly intervals: number;
   readonly intervalS: number;
+  /** Since that start: tokens of prompts that are computed, told as soon as one is. */
+  readonly computedTokens: number;
 }
 
 /** Of several names of one figure the first that a pod has counts: some serve an old name beside the new one. */
@@ -54,8 +56,12 @@ const names = {
     'vllm:time_per_output_token_seconds_sum', // before 0.11
     'sglang:inter_token_latency_seconds_sum',
   ],
+  // By where tokens came from: those alone that were computed.
+  computedTokens: ['vllm:prompt_tokens_by_source_total', 'sglang:realtime_tokens_total'],
 } as const;
 type Field = keyof typeof names;
+const computed = ({ labels }: Sample): boolean =>
+  labels.get('source') === 'local_compute' || labels.get('mode') === 'prefill_compute';
 const known: ReadonlySet<string> = new Set(Object.values(names).flat());
 
 interface Sample {
@@ -82,9 +88,11 @@ export async function scrapeOf(worker: string, text: string): Promise<Scrape> {
   const refuse = (what: string): never => {
     throw new KvError('PROTOCOL', `worker ${worker}: /metrics ${what}; serve vLLM's or SGLang's metrics there`);
   };
-  const sum = (field: Field, most: number): number => {
+  const sum = (field: Field, most: number, counts: (sample: Sample) => boolean = () => true): number => {
     let total = 0;
-    for (const { value } of of(field)) {
+    for (const sample of of(field)) {
+      if (!counts(sample)) continue;
+      const { value } = sample;
       if (!(value >= 0 && value <= most)) refuse(`has ${value} for ${names[field].join(' or ')}`);
       total += value;
     }
@@ -112,6 +120,7 @@ export async function scrapeOf(worker: string, text: string): Promise<Scrape> {
     prefillS: sum('prefillS', Number.MAX_SAFE_INTEGER),
     intervals: sum('intervals', Number.MAX_SAFE_INTEGER),
     intervalS: sum('intervalS', Number.MAX_SAFE_INTEGER),
+    computedTokens: sum('computedTokens', Number.MAX_SAFE_INTEGER, computed),
   };
 }
 

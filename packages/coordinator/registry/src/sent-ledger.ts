@@ -20,6 +20,8 @@ export interface Share {
   readonly blocks: number;
   /** Seconds of loading. */
   readonly loadS: number;
+  /** As soon as its prompt is computed something of its answer comes; else the first of it may be its end. */
+  readonly tellsFirstToken?: boolean;
 }
 
 /** One request, from the choice until nothing counts it. */

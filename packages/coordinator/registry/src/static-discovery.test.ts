@@ -2,7 +2,8 @@
 import { discoverySchema, parseConfig, type WorkerRecord } from '@kvtier/config';
 import { Lines } from '@kvtier/membership/testing';
 import { describe, expect, it } from 'vitest';
-import { createDiscovery, StaticDiscovery } from './index.ts';
+import { createDiscovery } from './index.ts';
+import { StaticDiscovery } from './static-discovery.ts';
 import { discoveryConformance, Heard, type Source, workerNamed } from './testing/discovery-conformance.ts';
 
 async function makeSource(): Promise<Source> {

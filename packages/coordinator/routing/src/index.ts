@@ -1,4 +1,7 @@
-/** Which worker a request goes to. */
+/**
+ * Which worker a request goes to: policies, pure. What they look at: `look.ts`, `block-table.ts`, `under-way.ts`, `in-use.ts`; late
+ * bindings are answered in order (`response-order.ts`); whether waiting for a holder pays: `rent-or-buy.ts`.
+ */
 import { BalancedTree } from './policies/balanced-tree.ts';
 import { BoundedHash } from './policies/bounded-hash.ts';
 import { HashTrie } from './policies/hash-trie.ts';

@@ -245,6 +245,16 @@ it('policies let in what listens, and nothing else', () => {
   }
 });
 
+it('policies name whatever listens, by a rule or by one that is left out', () => {
+  const page = readFileSync(new URL('../docs/cluster.md', infra), 'utf8');
+  const table = page.slice(page.indexOf('| who | listens |')).split('\n\n')[0]!;
+  const listeners = table.split('\n').slice(2);
+  expect(listeners.length).toBeGreaterThan(6);
+  const text = textOf('kubernetes/network-policy.yaml').toLowerCase();
+  const missing = listeners.map((row) => row.split('|')[1]!.trim().toLowerCase()).filter((who) => !text.includes(who));
+  expect(missing).toEqual([]);
+});
+
 it('metrics are asked of ports that there are', () => {
   const { selector, podMetricsEndpoints } = all.find(({ manifest }) => manifest.kind === 'PodMonitor')!.manifest.spec;
   const apps = workloads.map(({ manifest }) => manifest.spec.template.metadata.labels.app!);
