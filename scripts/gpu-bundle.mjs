@@ -1,27 +1,29 @@
 /**
  * npm run gpu:bundle [-- --architectures LIST]: one archive that a bare machine with an NVIDIA driver runs, without a network:
  * `kernel_check`, `runtime_check` and `kernel_bench` for any x86-64-v3 CPU, their sources, the whole system with this machine's Node
- * (lib/packed-system.mjs), and `gpu-session.sh`, which gives every figure in stages. Then unpacks it into an empty folder and runs it there: on a machine without a GPU it has to say so, and end with 3.
+ * (lib/packed-system.mjs), the connector in Python with libkvtier, and `gpu-session.sh`, which gives every figure in stages. Then unpacks it into an empty folder and runs it there: on a machine without a GPU it has to say so, and end with 3.
  * Where nvcc is missing the archive holds sources only, to be compiled by its first stage. LIST: as CMake's (default 90a-real).
  */
 import { execFileSync, spawnSync } from 'node:child_process';
-import { copyFileSync, existsSync, mkdirSync, mkdtempSync, rmSync, statSync } from 'node:fs';
+import { copyFileSync, cpSync, existsSync, mkdirSync, mkdtempSync, rmSync, statSync } from 'node:fs';
 import { availableParallelism, tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { command, onPath, root, SetupError, script } from './lib/command.mjs';
 import { hasGpu, hasNvcc } from './lib/native.mjs';
 import { packSystem } from './lib/packed-system.mjs';
 import { step } from './lib/progress.mjs';
+import { checkoutBytes, misfit } from './lib/travelling.mjs';
 
-const mostBytes = 45 * 1024 * 1024;
 const cuda = 'packages/engine/cuda';
 const sources = [cuda, 'packages/engine/executor/cc', 'packages/base/data-plane/cc'];
 /** Of the packed system. */
 const modules = { 'data-plane': 'packages/base/data-plane/cc', executor: 'packages/engine/executor/cc' };
 const programs = ['kernel_check', 'runtime_check', 'kernel_bench'];
+/** Of stage connector: the package as it is installed, with libkvtier beside it. */
+const python = 'packages/connector/python/src';
 const work = join(root, 'build/gpu-bundle');
 const folder = join(work, 'kvtier-gpu');
-const archive = join(work, 'kvtier-gpu.tar.gz');
+const archive = join(work, 'kvtier-gpu.tar.xz');
 const noGpu = 3;
 
 function architecturesOf(args) {
@@ -70,11 +72,20 @@ function copySources() {
   }
 }
 
+async function packConnector(note) {
+  const target = join(folder, 'connector/kvtier');
+  const ours = (path) => !path.includes('__pycache__') && !path.endsWith('.so');
+  cpSync(join(root, python, 'kvtier'), target, { recursive: true, filter: ours });
+  const library = join(await buildIn('packages/connector/native/cc', 'client', [], [], note), 'libkvtier.so');
+  copyFileSync(library, join(target, 'libkvtier.so'));
+  await command('strip', ['--strip-unneeded', join(target, 'libkvtier.so')]);
+}
+
 /** As it will run: in an empty folder, with nothing of this checkout in its environment. */
 function dryRun() {
   const empty = mkdtempSync(join(tmpdir(), 'kvtier-gpu-'));
   try {
-    execFileSync('tar', ['-xzf', archive, '-C', empty]);
+    execFileSync('tar', ['-xJf', archive, '-C', empty]);
     const args = hasGpu() ? ['probe'] : [];
     const run = spawnSync(join(empty, 'kvtier-gpu/gpu-session.sh'), args, {
       cwd: empty,
@@ -94,7 +105,7 @@ function dryRun() {
 
 await script(async (args) => {
   const architectures = architecturesOf(args);
-  for (const program of ['cmake', 'ninja', 'git', 'strip']) {
+  for (const program of ['cmake', 'ninja', 'git', 'strip', 'xz']) {
     if (!onPath(program)) throw new SetupError(`${program} was not found; install it, then run this again`);
   }
   rmSync(folder, { recursive: true, force: true });
@@ -105,12 +116,16 @@ await script(async (args) => {
   copySources();
   copyFileSync(join(root, cuda, 'gpu-session.sh'), join(folder, 'gpu-session.sh'));
   copyFileSync(join(root, cuda, 'verdicts.awk'), join(folder, 'verdicts.awk'));
-  copyFileSync(join(root, cuda, 'checks/torch_attention.py'), join(folder, 'torch_attention.py'));
+  for (const name of ['torch_attention.py', 'connector_gpu.py']) {
+    copyFileSync(join(root, cuda, 'checks', name), join(folder, name));
+  }
+  await step('compile libkvtier', packConnector);
   const native = await step('compile the packed system', compileModules);
   await step('pack Node and the system', () => packSystem(join(folder, 'system'), native));
-  await command('tar', ['-I', 'gzip -9', '-cf', archive, '-C', work, 'kvtier-gpu']);
+  await step('compress', () => command('tar', ['-I', 'xz -9', '-cf', archive, '-C', work, 'kvtier-gpu']));
   const { size } = statSync(archive);
-  if (size > mostBytes) throw new SetupError(`${archive}: ${size} bytes; a GPU machine takes ${mostBytes} at most`);
+  const tooMuch = misfit(archive, size, checkoutBytes());
+  if (tooMuch !== '') throw new SetupError(tooMuch);
   const said = await step('dry run in an empty folder', async () => dryRun());
   process.stdout.write(`${said}\n${archive}: ${(size / 1024 / 1024).toFixed(1)} MiB\n`);
 });

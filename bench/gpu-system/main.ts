@@ -4,11 +4,12 @@
  *   node PROGRAM BACKEND MODEL [PROMPT_TOKENS [MAX_STEP_TOKENS]]      default: 10,000 tokens, steps as the worker has them
  *
  * A line of JSON a figure, as it is measured; a case that fails is a line with its error, and exit code 1. KVTIER_BENCH_DIR names a
- * folder on the disk that is measured.
+ * folder on the disk that is measured. Ended by a signal it takes with it all that it has started, and leaves its folder to who gave it.
  */
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { removeStaleArenas } from '@kvtier/data-plane/places';
 import { type SystemCase, sizesOf, systemFigures } from './figures.ts';
 
 const tell = (line: unknown): void => void process.stdout.write(`${JSON.stringify(line)}\n`);
@@ -25,6 +26,9 @@ function caseOf(args: readonly string[], scratchDir: string): SystemCase {
   return { backend, model, ...sizesOf(model), scratchDir, promptTokens: tokens, maxStepTokens: steps };
 }
 
+// Node dies of a signal without its exit handlers, and what is launched here is in no process group of ours: by these it is killed (launch.ts).
+for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.once(signal, () => process.exit(143));
+
 const scratchDir = mkdtempSync(join(process.env.KVTIER_BENCH_DIR || tmpdir(), 'kvtier-system-'));
 try {
   await systemFigures(caseOf(process.argv.slice(2), scratchDir), tell);
@@ -32,5 +36,6 @@ try {
   tell({ case: `through the system: ${process.argv.slice(2).join(' ')}`, error: (error as Error).message });
   process.exitCode = 1;
 } finally {
+  for (const dataDir of readdirSync(scratchDir)) removeStaleArenas(join(scratchDir, dataDir), '/dev/shm');
   rmSync(scratchDir, { recursive: true, force: true });
 }

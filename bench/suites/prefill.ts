@@ -7,6 +7,7 @@ import { availableParallelism } from 'node:os';
 import { createExecutor, type Executor } from '@kvtier/executor';
 import { binding } from '@kvtier/executor/testing';
 import { resolveModel } from '@kvtier/model';
+import { argumentsOf } from '../arguments.ts';
 import { type Figure, median, rate, type Suite } from '../figures.ts';
 
 const prompts = [2000, 4000];
@@ -50,7 +51,9 @@ function prefillFlop(executor: Executor, tokens: number): number {
 const suite: Suite = {
   name: 'prefill',
   description: 'CPU executor: prefill against sgemm peak, decode against memory bandwidth (random:25m)',
-  async run({ log }): Promise<Figure[]> {
+  needs: ['libopenblas0'],
+  async run({ args, log }): Promise<Figure[]> {
+    argumentsOf('prefill', args, {});
     const threads = availableParallelism();
     const { dir } = await resolveModel('random:25m', (line, share) => log(`${line}: ${Math.round(100 * share)} %`));
     const executor = await createExecutor({
@@ -69,7 +72,9 @@ const suite: Suite = {
         const peaks: number[] = [];
         const flop = prefillFlop(executor, tokens);
         for (let i = 0; i < repeats; i++) {
-          peaks.push(await binding().sgemmRate(peakSize, threads, Math.ceil(flop / (2 * peakSize ** 3))));
+          peaks.push(
+            await binding().sgemmRate(peakSize, threads, Math.ceil(flop / (2 * peakSize ** 3)), 'libopenblas.so.0'),
+          );
           times.push(await step(executor, 0, tokens));
         }
         const timeUs = median(times);

@@ -17,7 +17,7 @@ const program = (name) => () => onPath(name);
 const pythonModule = (name) => () => existsSync(`/usr/lib/python3/dist-packages/${name}`);
 
 const minimumCmake = [3, 25];
-const archive =
+const library =
   (...names) =>
   () =>
     names.every((name) => libraryFolders().some((dir) => existsSync(`${dir}/${name}`)));
@@ -28,9 +28,8 @@ export const buildPackages = {
   cmake: program('cmake'),
   'ninja-build': program('ninja'),
   'g++': program('g++'),
-  'libopenblas-dev': header('cblas.h', 'openblas/cblas.h', 'openblas-pthread/cblas.h'),
   // Linked statically; some distributions have the archives in a package of their own, or none.
-  'libssl-dev': both(header('openssl/ssl.h'), archive('libssl.a', 'libcrypto.a')),
+  'libssl-dev': both(header('openssl/ssl.h'), library('libssl.a', 'libcrypto.a')),
   'liburing-dev': header('liburing.h'),
   'libxxhash-dev': header('xxhash.h'),
 };
@@ -58,7 +57,7 @@ export const redisPackages = ['redis-server', 'redis-sentinel', 'redis-tools', '
 export const s3Packages = ['ceph-mon', 'ceph-osd', 'radosgw', 'ceph-common', 'openssl'];
 
 /** Packages that a bench suite may ask for. Others are looked up with dpkg-query. */
-const morePackages = { fio: program('fio'), git: program('git') };
+const morePackages = { fio: program('fio'), git: program('git'), libopenblas0: library('libopenblas.so.0') };
 
 function multiarch() {
   try {

@@ -12,6 +12,7 @@
 #   checks    runtime_check and kernel_check: every kernel against its CPU reference; beside the cases of `system` that take no times
 #   speed     kernel_bench: transfers, matrix products, attention, rows, the 8B model; attention beside torch's flash and cuDNN's
 #   system    cold, warm from the arena and from a disk, start in parts, exports and imports beside decodes, equality, size of steps
+#   connector libkvtier with torch's tensors, as vLLM's worker half uses it: bits, beside a captured graph, beside one pinned copy
 #   whole     the same through the whole system, as `kvtier up` starts it with the Node of the archive: start in parts, cold, warm,
 #             after a restart, decodes beside exports
 #   sanitize  named cases of kernel_check under compute-sanitizer, each by itself
@@ -24,7 +25,7 @@
 #
 #   KVTIER_BENCH_DIR         a folder on the disk that is measured (scratch, beside this script; in a checkout build/gpu-scratch); what it gets is removed
 #   KVTIER_BENCH_CACHE       a folder for what is measured of a machine once: digests, choices of products (cache; build/gpu-cache)
-#   KVTIER_TORCH_PYTHON      a Python with torch (python3)
+#   KVTIER_TORCH_PYTHON      a Python with torch and, for stage connector, protobuf (python3)
 #   KVTIER_WITHOUT_CUBLASLT  1: go on without it
 #
 # Exit codes: 0 all that was run went well; 1 something failed, or a line of what is asked is incomplete; 2 wrong arguments; 3 no GPU, so
@@ -32,7 +33,7 @@
 set -u -o pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-known="probe build checks speed system whole sanitize"
+known="probe build checks speed system connector whole sanitize"
 end=''  # in seconds of the clock; nothing: no limit
 if [ "${1:-}" = --seconds ]; then
   case ${2:-} in '' | *[!0-9]*) echo "--seconds ${2:-}: not a count of seconds; say for example --seconds 540" >&2; exit 2 ;; esac
@@ -83,6 +84,14 @@ within() {
   child=''
   return $code
 }
+# Asked once, and not for long: with a GPU that fell off the bus it hangs. Name, driver, what else is told, compute capability.
+ask_smi() {
+  local fields=name,driver_version,memory.total,memory.free,pcie.link.gen.max,pcie.link.width.max,compute_cap
+  has nvidia-smi || { echo 'no nvidia-smi' > "$scratch/smi"; return; }
+  within 10 nvidia-smi "--query-gpu=$fields" --format=csv,noheader > "$scratch/smi" 2>&1
+  [ $? -lt 124 ] || echo 'nvidia-smi does not answer' > "$scratch/smi"
+}
+smi() { head -1 "$scratch/smi" | cut -d, -f "$1" | sed 's/^ *//'; }
 # cuBLASLt as pip installs it, or the toolkit, is not in the library path by itself.
 find_libraries() {
   local folder
@@ -97,7 +106,8 @@ program() { [ -n "$compiled" ] && [ -x "$compiled/$1" ] && echo "$compiled/$1" |
 of_case() { echo "{\"case\":$(quoted "$running"),\"$1\":$(quoted "$2")}" >> "$out/figures.jsonl"; }
 
 # Stage, seconds that it takes on an H200, longest seconds, case: in the order of what is asked, then of what is nearest to it. Cases of
-# kernel_bench that are not named here come last. Its cases of equality take no times, so that checks run beside these.
+# kernel_bench that are not named here come last. Its cases of equality take no times, so that checks run beside these, behind the longest
+# case that is asked: what is timed next waits for a check that hangs.
 plan() {
   local tool name
   echo 'probe 10 60 probe
@@ -107,14 +117,15 @@ speed 25 90 transfer_while_decoding
 speed 25 90 model_8b
 speed 20 90 model_8b_unequal
 system 25 120 system_8192
+whole 75 240 through the system: cuda random:8b 10000 8192
 system 35 120 system_beside_decode
+connector 25 90 connector
 checks 80 420 checks
 system 60 150 system_equal
 system 20 120 system_equal_bits
 speed 20 90 attention_prefill
 speed 20 90 attention_tail
 speed 40 120 torch_attention
-whole 75 240 through the system: cuda random:8b 10000 8192
 system 30 120 system_512
 whole 60 240 through the system: cuda random:8b 10000 512
 speed 20 90 model_8b_tails
@@ -137,8 +148,8 @@ others() {
 
 case_probe() {
   local bad=0 rest
-  nvidia-smi --query-gpu=name,driver_version,memory.total,memory.free,pcie.link.gen.max,pcie.link.width.max --format=csv,noheader 2>&1 | head -3
-  say "machine: $(nproc) CPUs, $(awk '/MemAvailable/ {printf "%d", $2 / 1048576}' /proc/meminfo) GiB of memory free, /dev/shm $(df -BG --output=avail /dev/shm | tail -1 | tr -d ' ') free, $disk $(df -BG --output=avail "$disk" | tail -1 | tr -d ' ') free, locked memory $(ulimit -l), nvcc $(has nvcc && echo yes || echo no), compute-sanitizer $(has compute-sanitizer && echo yes || echo no), torch $("$python" -c 'import torch; print(torch.__version__)' 2> /dev/null || echo no)"
+  head -3 "$scratch/smi"
+  say "machine: $(nproc) CPUs, $(awk '/MemAvailable/ {printf "%d", $2 / 1048576}' /proc/meminfo) GiB of memory free, /dev/shm $(df -BG --output=avail /dev/shm | tail -1 | tr -d ' ') free, $disk $(df -BG --output=avail "$disk" | tail -1 | tr -d ' ') free, locked memory $(ulimit -l), nvcc $(has nvcc && echo yes || echo no), compute-sanitizer $(has compute-sanitizer && echo yes || echo no), torch $(within 10 "$python" -c 'from importlib.metadata import version; print(version("torch"))' 2> /dev/null || echo no)"
   if [ ! -x "$(program kernel_bench)" ]; then say "probe: no programs are here; stage build makes them"; return 0; fi
   rest=$(ldd "$(program kernel_bench)" 2>&1 | grep 'not found') && { say "probe: libraries are missing: $rest"; bad=1; }
   within "$1" "$(program kernel_bench)" --probe > "$scratch/probe" 2>> "$out/log.txt" || { say "probe: the GPU was not opened: $(tail -1 "$out/log.txt")"; return 1; }
@@ -156,7 +167,7 @@ case_build() {
   has nvcc && has cmake || { echo 'programs for this GPU are missing, and nvcc or cmake too; pack them: npm run gpu:bundle -- --architectures "80-real;90a-real"'; return 1; }
   local generator=() architecture folder=/tmp/kvtier-gpu-build
   has ninja && generator=(-G Ninja)
-  architecture=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -1 | tr -d .)
+  architecture=$(smi 7 | grep -xE '[0-9]+\.[0-9]+' | tr -d .)
   [ "$architecture" = 90 ] && architecture=90a
   within 60 cmake -S "$cuda" -B "$folder" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CUDA_ARCHITECTURES=${architecture:-90a}-real" || return
   within 500 cmake --build "$folder" -j "$(nproc)" --target kernel_check runtime_check kernel_bench || return
@@ -205,13 +216,25 @@ case_system() { case_speed "$@"; }
 torch_attention() {
   local code
   grep '"name":"Attention v2' "$out/figures.jsonl" > "$scratch/attention"
-  within "$1" "$python" "$here/$([ -d "$here/checks" ] && echo checks/)torch_attention.py" < "$scratch/attention" >> "$out/figures.jsonl" 2> "$scratch/torch"
+  within "$1" "$python" "$(beside_script torch_attention.py)" < "$scratch/attention" >> "$out/figures.jsonl" 2> "$scratch/torch"
   code=$?
+  ended_there $code speed
+}
+# ended_there CODE STAGE: of a program in Python, which ends with 3 where that lacks something.
+ended_there() {
   cat "$scratch/torch"
-  [ $code = 3 ] || return $code
-  say "speed: torch was not measured: $(tail -1 "$scratch/torch")"
+  [ "$1" = 3 ] || return "$1"
+  say "$2: $(tail -1 "$scratch/torch")"
   of_case leftOut "$(tail -1 "$scratch/torch")"
 }
+case_connector() {
+  local code path=$here/connector
+  [ -d "$path" ] || path=$sources/packages/connector/python/src
+  within "$1" env PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1 "$python" "$(beside_script connector_gpu.py)" >> "$out/figures.jsonl" 2> "$scratch/torch"
+  code=$?
+  ended_there $code connector
+}
+beside_script() { [ -d "$here/checks" ] && echo "$here/checks/$1" || echo "$here/$1"; }
 
 # A case of the packed system. Machines without a C++ runtime get the packed one.
 packed_system() {
@@ -223,9 +246,27 @@ packed_system() {
   ldd "$packed/node" 2>&1 | grep -q 'not found' && path=$packed/lib:$path
   within "$seconds" env LD_LIBRARY_PATH="$path" XDG_CACHE_HOME="$cache" "$packed/node" "$packed/build/programs/bench/gpu-system.mjs" "${@:2}"
 }
+packed_runs() {
+  local exe
+  for exe in /proc/[0-9]*/exe; do [ "$exe" -ef "$packed/node" ] && return; done 2> /dev/null
+  return 1
+}
+# Of a system that was killed: its processes still hold the GPU's memory for a while, and its arena lies in shared memory, named by its data
+# folder (packages/base/data-plane/src/places.ts). The next system needs both. clear_away TENTHS: of a second, that it waits for them at most.
+clear_away() {
+  local i place id
+  for ((i = 0; i < $1; i++)); do packed_runs && [ "$(seconds_left)" -gt 0 ] || break; sleep 0.1; done
+  for place in "$scratch"/kvtier-system-*/*/place.id; do
+    id=$(readlink "$place") && [[ $id =~ ^[0-9]+-([0-9a-f]{8})$ ]] && rm -f "/dev/shm/kvtier-${BASH_REMATCH[1]}-"*
+  done
+}
 case_whole() {
+  local code
   # shellcheck disable=SC2086 # its words are the arguments
   packed_system "$1" ${2#through the system: } >> "$out/figures.jsonl"
+  code=$?
+  [ $code = 0 ] || clear_away 120
+  return $code
 }
 
 # Without a GPU: that the packed system starts here, answers, and finds its blocks again, on the CPU with a made-up model.
@@ -275,7 +316,7 @@ run_case() {
   running=''
 }
 explain() {
-  case $stage in speed | system | whole) ;; *) return ;; esac
+  case $stage in speed | system | connector | whole) ;; *) return ;; esac
   [ -z "$(tail -c 1 "$out/figures.jsonl")" ] || echo >> "$out/figures.jsonl"  # half a line of what was killed
   tail -n +$((before + 1)) "$out/figures.jsonl" | grep -q '"error"' || of_case error "$1"
 }
@@ -293,9 +334,10 @@ finish() {
   fi
   [ -z "$begun" ] || say "results in $out: $(grep -c '"value"' "$out/figures.jsonl") figures, $(grep -c '"error"' "$out/figures.jsonl") cases that failed"
   for ((i = 0; i < 60; i++)); do  # timeout ends what takes no notice of a signal; what hangs in a driver is left
-    [ -n "$(jobs -pr)" ] || break
+    [ -n "$(jobs -pr)" ] || packed_runs || break
     sleep 0.1
   done
+  clear_away 0
   rm -rf "$scratch" 2> /dev/null
   [ -n "$disk_given" ] || rmdir "$disk" 2> /dev/null
   exit $code
@@ -324,7 +366,8 @@ for name in figures checks; do
   : > "$out/$name.jsonl"
 done
 begun=1
-say "session: ${stages// /, }${end:+, within $seconds s}; $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null || echo 'no nvidia-smi')"
+ask_smi
+say "session: ${stages// /, }${end:+, within $seconds s}; $(smi 1,2)"
 run_all() {
   while read -r stage usual most name <&3; do
     case " $stages " in *" $stage "*) run_case "$stage" "$usual" "$most" "$name" ;; esac

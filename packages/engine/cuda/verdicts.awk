@@ -35,6 +35,10 @@ BEGIN {
   ask(1, "prompts that give the same warm as cold")
   from("system_equal", 2, "^8B: prompts with ")
   from("system_equal_bits", 1, "^8B with equal bits: prompts with ")
+  ask(1, "blocks of another engine that come back with the same bits")
+  from("connector", 3, "^connector: blocks that came back ")
+  ask(0.80, "stores and loads of another engine, of one pinned copy")
+  from("connector", 4, "^connector (store|load) ")
 }
 function ask(least, what) {
   asked[++count] = what

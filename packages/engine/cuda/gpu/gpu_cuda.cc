@@ -25,7 +25,7 @@ constexpr size_t kPlainSharedBytes = 48 << 10;  // what a block gets without ask
 const char* Remedy(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
-      return "lower --gpu-memory-utilization, use a smaller model, or end what else uses this GPU";
+      return "lower gpu.memoryUtilization (--gpu-memory-utilization), use a smaller model, or end what else uses this GPU";
     case cudaErrorInvalidValue:
     case cudaErrorInvalidConfiguration:
     case cudaErrorInvalidResourceHandle:

@@ -74,7 +74,7 @@ void Reserve(size_t bytes, const std::string& what) {
   const size_t free_bytes = FreeBytes(d);
   if (injected || bytes > free_bytes) {
     throw OutOfMemory("GPU: " + what + ": " + std::to_string(bytes) + " bytes do not fit, " + std::to_string(free_bytes) +
-                      " are free; lower --gpu-memory-utilization or use a smaller model");
+                      " are free; lower gpu.memoryUtilization (--gpu-memory-utilization) or use a smaller model");
   }
   d.allocated_bytes += bytes;
 }

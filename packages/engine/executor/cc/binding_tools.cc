@@ -1,6 +1,6 @@
 // What stands beside the executor: the content digest of weight files, and the machine's own limits, measured by the
 // benches in the same run as the figures. All of it runs on a libuv thread and answers by promise.
-#include <cblas.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -100,26 +100,46 @@ Napi::Value RateTask(const Napi::CallbackInfo& info, std::function<double()> mea
       ->Start();
 }
 
+// OpenBLAS, opened where its rate is asked for: nothing else needs it, so nothing is linked with it. It stays open, with its threads.
+struct OpenBlas {
+  static constexpr int kRowMajor = 101, kNoTranspose = 111, kTranspose = 112;  // of its C interface
+  void (*sgemm)(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float* a, int a_stride, const float* b,
+                int b_stride, float beta, float* c, int c_stride);
+  void (*set_threads)(int count);
+
+  explicit OpenBlas(const std::string& path) {
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!library) Refuse(path, dlerror());
+    sgemm = reinterpret_cast<decltype(sgemm)>(dlsym(library, "cblas_sgemm"));
+    set_threads = reinterpret_cast<decltype(set_threads)>(dlsym(library, "openblas_set_num_threads"));
+    if (!sgemm || !set_threads) Refuse(path, "it has no cblas_sgemm or no openblas_set_num_threads");
+  }
+  [[noreturn]] static void Refuse(const std::string& path, const std::string& why) {
+    throw std::runtime_error("SETUP: " + path + ": OpenBLAS cannot be used (" + why + "); install it (Debian: libopenblas0)");
+  }
+};
+
 // FLOP/s of big square sgemms of OpenBLAS with its own threads: the machine's ceiling for prefill. The mean over `repeats`,
 // because what is compared with it runs as long and meets the same neighbours.
 Napi::Value SgemmRate(const Napi::CallbackInfo& info) {
   const int size = info[0].ToNumber().Int32Value(), threads = info[1].ToNumber().Int32Value(),
             repeats = info[2].ToNumber().Int32Value();
-  return RateTask(info, [size, threads, repeats] {
+  return RateTask(info, [size, threads, repeats, library = info[3].ToString().Utf8Value()] {
+    const OpenBlas blas(library);
     const auto n = static_cast<size_t>(size);
     Memory memory(3 * n * n * 4, "the sgemm measurement");
     std::minstd_rand random(1);
     for (size_t i = 0; i < 2 * n * n; ++i) memory.floats()[i] = static_cast<float>(random() % 1000) / 1000.0f - 0.5f;
-    openblas_set_num_threads(threads);
+    blas.set_threads(threads);
     const auto multiply = [&] {
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, size, size, size, 1.0f, memory.floats(), size,
-                  memory.floats() + n * n, size, 0.0f, memory.floats() + 2 * n * n, size);
+      blas.sgemm(OpenBlas::kRowMajor, OpenBlas::kNoTranspose, OpenBlas::kTranspose, size, size, size, 1.0f, memory.floats(), size,
+                 memory.floats() + n * n, size, 0.0f, memory.floats() + 2 * n * n, size);
     };
     multiply();  // wakes its threads
     const double rate = BestRate(1, 1, 2.0 * size * size * size * repeats, [&](int) {
       for (int i = 0; i < repeats; ++i) multiply();
     });
-    openblas_set_num_threads(1);
+    blas.set_threads(1);
     return rate;
   });
 }

@@ -31,7 +31,8 @@ export function chooseBackend(wanted: BackendName, settings: GpuSettings = {}): 
     );
   }
   const status = gpuStatus(name, settings.device ?? 0);
-  if (status.count === 0) throw new KvError('GPU', `backend cuda: ${status.why}; choose --backend cpu, or mend it`);
+  if (status.count === 0)
+    throw new KvError('GPU', `backend cuda: ${status.why}; set backend (--backend) to cpu, or mend it`);
   const computeDtype = settings.computeDtype ?? 'bf16';
   return { name, computeDtype, kvDtype: settings.kvDtype ?? computeDtype, settings };
 }

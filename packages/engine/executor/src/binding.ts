@@ -127,8 +127,8 @@ export interface ExecutorBinding {
   // -- tools (binding_tools.cc) -----------------------------------------------------------------------------------
   /** XXH3-128 of the bytes of an open file, 16 bytes big-endian. */
   digestFile(fd: number, path: string): Promise<Uint8Array>;
-  /** FLOP/s of big square sgemms on OpenBLAS's own threads, the mean of `repeats`. */
-  sgemmRate(size: number, threads: number, repeats: number): Promise<number>;
+  /** FLOP/s of big square sgemms on OpenBLAS's own threads, the mean of `repeats`; the library is opened for it. */
+  sgemmRate(size: number, threads: number, repeats: number, library: string): Promise<number>;
   /** Bytes/s of memcpy in pieces over `totalBytes`, the best of `repeats`. */
   memcpyRate(pieceBytes: number, totalBytes: number, threads: number, repeats: number): Promise<number>;
   /** Bytes/s of reading `totalBytes`. */

@@ -10,7 +10,7 @@ import { attentionGroups, blockLayers, kvBlockBytes, numberBytes } from './atten
 import { type Backend, chooseBackend, nativeGpu } from './backend.ts';
 import { binding, hashFile, type NativeLimits, translate } from './binding.ts';
 import type { Executor, ExecutorOptions, KvLayout } from './executor.ts';
-import type { StepSize } from './gpu-memory.ts';
+import { gib, type StepSize } from './gpu-memory.ts';
 import { NativeExecutor } from './native-executor.ts';
 import { nativeShape } from './native-shape.ts';
 import { leastStepTokens, minBlocks, planSteps } from './plan-blocks.ts';
@@ -122,13 +122,14 @@ function kvLayout(config: ModelConfig, blockTokens: number, { kvDtype }: Backend
 
 /** The pool is touched at start; where it does not fit the kernel would kill a process instead of failing a call. */
 function checkHostMemory(kv: KvLayout, blockCount: number, parameters: number): void {
-  const needed = kv.blockBytes * blockCount + numberBytes.f32 * parameters;
-  if (needed <= process.availableMemory()) return;
-  throw new KvError(
-    'CONFIG',
-    `executor: weights and ${blockCount} KV blocks need ${needed} bytes, ${process.availableMemory()} are free; ` +
-      'choose fewer blocks or a smaller model',
-  );
+  const weightBytes = numberBytes.f32 * parameters;
+  const neededBytes = kv.blockBytes * blockCount + weightBytes;
+  const freeBytes = process.availableMemory();
+  if (neededBytes <= freeBytes) return;
+  const tenthsLeft = Math.floor(((freeBytes - weightBytes) / 2 ** 30) * 10); // of a GiB, never more than there is
+  const fewer = tenthsLeft > 0 ? `lower kvBytes (--kv-bytes) to ${gib((tenthsLeft / 10) * 2 ** 30)} or ` : '';
+  const found = `weights and ${blockCount} KV blocks need ${gib(neededBytes)}, ${gib(freeBytes)} are free`;
+  throw new KvError('CONFIG', `executor: ${found}; ${fewer}use a smaller model`);
 }
 
 /**

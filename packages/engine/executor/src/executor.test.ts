@@ -3,13 +3,14 @@
  * serve; the logits themselves are tested in test/numerics.
  */
 import { randomBytes } from 'node:crypto';
-import { open, rm } from 'node:fs/promises';
+import { open, readFile, rm } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { queryObjects } from 'node:v8';
 import { native } from '@kvtier/data-plane';
 import { InvariantError, KvError } from '@kvtier/errors';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
+import { binding } from './binding.ts';
 import { createExecutor, type Executor } from './index.ts';
 import { blocksFor, prefill, relativeError, runStep } from './testing/run-step.ts';
 
@@ -312,6 +313,25 @@ describe('sampling', () => {
   });
 });
 
+describe('the machine’s peak of products', () => {
+  it('is asked of a library that nothing else loads', async () => {
+    expect(await readFile('/proc/self/maps', 'utf8')).not.toMatch(/blas/i);
+  });
+
+  it.each([
+    ['/nonexistent/libblas.so', 'No such file or directory'],
+    ['libm.so.6', 'it has no cblas_sgemm'],
+  ])('is not known by %s, which is one line', async (library, why) => {
+    const failure = (await binding('cpu')
+      .sgemmRate(8, 1, 1, library)
+      .catch((error: Error) => error.message)) as string;
+    expect(failure.split('\n')).toHaveLength(1);
+    expect(failure).toContain(`SETUP: ${library}: OpenBLAS cannot be used (`);
+    expect(failure).toContain(why);
+    expect(failure).toContain('; install it (Debian: libopenblas0)');
+  });
+});
+
 describe('options', () => {
   it.each([
     { blockTokens: 0 },
@@ -323,5 +343,18 @@ describe('options', () => {
     { blockCount: 2 ** 31 - 1, blockTokens: 1024 },
   ])('refuses %o', async (change) => {
     await expect(createExecutor({ ...options, ...change })).rejects.toMatchObject({ code: 'CONFIG' });
+  });
+
+  it.each([
+    [2.5, 'lower kvBytes (--kv-bytes) to 2.4 GiB or use a smaller model'],
+    [0.06, 'use a smaller model'],
+  ])('refuses more blocks than fit into %d GiB, and says what would', async (freeGib, mend) => {
+    const free = vi.spyOn(process, 'availableMemory').mockReturnValue(freeGib * 2 ** 30);
+    onTestFinished(() => free.mockRestore());
+    const blockCount = Math.ceil((4 * 2 ** 30) / executor.kv.blockBytes);
+    await expect(createExecutor({ ...options, blockCount })).rejects.toMatchObject({
+      code: 'CONFIG',
+      message: `executor: weights and ${blockCount} KV blocks need 4.0 GiB, ${freeGib.toFixed(1)} GiB are free; ${mend}`,
+    });
   });
 });

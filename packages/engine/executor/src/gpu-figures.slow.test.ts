@@ -15,6 +15,7 @@ interface Line {
   readonly name?: string;
   readonly value?: number;
   readonly limit?: number;
+  readonly limitName?: string;
   readonly ratio?: number;
   readonly case?: string;
   readonly error?: string;
@@ -51,6 +52,10 @@ it(
       2, 6, 2, 6,
     ]);
     expect([named('8B decode'), named('exports'), named('imports')]).toEqual([4, 1, 1]);
+    for (const move of ['exports', 'imports']) {
+      const limitName = lines.find(({ name }) => name!.startsWith(`${move} beside 8B decode`))?.limitName;
+      expect(limitName, move).toBe('one pinned copy, alone');
+    }
     const ratio = (words: string) => lines.find(({ name }) => name!.includes(words))?.ratio;
     expect(ratio('same greedy token warm as cold, or a tie')).toBe(1);
     expect(ratio('from blocks that came back as from blocks that never left')).toBe(1);

@@ -18,7 +18,10 @@ describe('the number of KV blocks of a GPU', () => {
 
   it('refuses a share that is not free, and says which one is', () => {
     const full = { totalBytes: 80 * gib, freeBytes: 60 * gib };
-    expect(() => gpuBlockCount(full, llama8b)).toThrow(/60\.0 GiB of 80\.0 GiB are free; .* give 0\.75 or less/);
+    expect(() => gpuBlockCount(full, llama8b)).toThrow(
+      'gpu.memoryUtilization (--gpu-memory-utilization) 0.9: 60.0 GiB of 80.0 GiB are free; ' +
+        'end what else uses this GPU, or give 0.75 or less',
+    );
     expect(gpuBlockCount(full, llama8b, 0.75)).toBe((60 - 17) * 512);
   });
 

@@ -51,14 +51,14 @@ export function gpuBlockCount(
   const { totalBytes, freeBytes } = memory;
   const { weightBytes, stepBytes, blockBytes } = demand;
   if (!(utilization > 0 && utilization <= 1))
-    throw new KvError('CONFIG', `gpuMemoryUtilization ${utilization}: give a share above 0 and at most 1`);
+    throw new KvError('CONFIG', `${told(utilization)}: give a share above 0 and at most 1`);
   const shareBytes = Math.floor(totalBytes * utilization);
   if (freeBytes < shareBytes) {
     const found = `${gib(freeBytes)} of ${gib(totalBytes)} are free`;
     const share = Math.floor((freeBytes / totalBytes) * 100) / 100;
     throw new KvError(
       'CONFIG',
-      `gpuMemoryUtilization ${utilization}: ${found}; end what else uses this GPU, or give ${share} or less`,
+      `${told(utilization)}: ${found}; end what else uses this GPU, or give ${share} or less`,
     );
   }
   const blocks = blocksBeside(memory, demand, utilization);
@@ -69,7 +69,7 @@ export function gpuBlockCount(
       needed <= freeBytes
         ? `give ${Math.ceil((needed / totalBytes) * 100) / 100} or more, or lower maxStepTokens`
         : 'use a smaller model or a larger GPU';
-    throw new KvError('CONFIG', `gpuMemoryUtilization ${utilization}: ${taken}, no room for KV blocks; ${mend}`);
+    throw new KvError('CONFIG', `${told(utilization)}: ${taken}, no room for KV blocks; ${mend}`);
   }
   return Math.min(blocks, maxBlocks);
 }
@@ -105,4 +105,6 @@ function blocksBeside(
   return Math.floor((Math.floor(totalBytes * share) - weightBytes - stepBytes) / blockBytes);
 }
 
-const gib = (bytes: number): string => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
+/** As the configuration and the command have it. */
+const told = (utilization: number): string => `gpu.memoryUtilization (--gpu-memory-utilization) ${utilization}`;
+export const gib = (bytes: number): string => `${(bytes / 2 ** 30).toFixed(1)} GiB`;

@@ -3,6 +3,7 @@
  * The script runs as it is unpacked there, with programs and a clock that a test scripts: each case takes `caseSeconds`.
  */
 import { spawn, spawnSync } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import {
   copyFileSync,
@@ -25,9 +26,9 @@ const deadlineMs = 240_000; // some seconds of CPU; on a busy machine it may wai
 
 /** What is asked of the figures, in the order of the verdicts. */
 const asked = [
-  ...['transfer', 'transfer_while_decoding', 'model_8b', 'model_8b_unequal', 'system_8192', 'system_beside_decode'],
+  ...['transfer', 'transfer_while_decoding', 'model_8b', 'model_8b_unequal', 'system_8192'],
+  ...['whole cuda random:8b 10000 8192', 'system_beside_decode', 'connector'],
   ...['system_equal', 'system_equal_bits', 'attention_prefill', 'attention_tail', 'torch'],
-  'whole cuda random:8b 10000 8192',
 ];
 
 let folder = '';
@@ -55,7 +56,12 @@ esac`,
 echo "{\\"kernel\\":\\"$1\\",\\"case\\":\\"first\\",\\"ok\\":true}"
 "$T/run-case" "check $1"`,
   'system/node': 'shift; echo "$KVTIER_BENCH_DIR $XDG_CACHE_HOME" >> "$T/folders"; exec "$T/run-case" "whole $*"',
-  python: 'case $1 in -c) ;; *) exec "$T/run-case" torch ;; esac',
+  python: `
+case $1 in
+  -c) ;;
+  *connector_gpu.py) [ ! -e "$T/lacks" ] || { cat "$T/lacks" >&2; exit 3; }; exec "$T/run-case" connector ;;
+  *) exec "$T/run-case" torch ;;
+esac`,
 };
 
 beforeEach(() => {
@@ -93,7 +99,7 @@ it(
   'what is asked comes first, in its order; what no longer fits into the time is left out, with the reason',
   () => {
     writeFileSync(at('figures/transfer'), transfers);
-    const { code, said } = session(['--seconds', '325']);
+    const { code, said } = session(['--seconds', '345']);
     expect(told()).toEqual([
       ...asked,
       'system_512',
@@ -199,6 +205,18 @@ it(
 );
 
 it(
+  'a Python that lacks what the connector needs is told, and no failure',
+  () => {
+    writeFileSync(at('lacks'), "the connector's copies were not run: this python has no torch\n");
+    const { code, said } = session(['connector']);
+    expect(said).toContain("00:00:00 connector: the connector's copies were not run: this python has no torch\n");
+    expect(said).toContain("connector: left out, the connector's copies were not run: this python has no torch\n");
+    expect(code).toBe(0);
+  },
+  deadlineMs,
+);
+
+it(
   'what compute-sanitizer looks at is timed, too, under the same name',
   () => {
     const script = (name: string, text: string) => writeFileSync(at(name), `#!/bin/bash\n${text}\n`, { mode: 0o755 });
@@ -206,6 +224,67 @@ it(
     script('bin/kernel_bench', stands['bin/kernel_bench']!.replace('gemm', 'gemm rope'));
     session(['speed']);
     expect(told().filter((name) => name === 'rope')).toEqual(['rope']);
+  },
+  deadlineMs,
+);
+
+it(
+  'a check that hangs costs nothing of the longest case that is asked',
+  () => {
+    writeFileSync(at('does/check rope'), 'echo $(($(cat "$T/clock") + 220)) > "$T/clock"');
+    const { said } = session(['--seconds', '325']);
+    expect(told()).toContain('whole cuda random:8b 10000 8192');
+    expect(said).toContain('torch_attention: left out: it usually takes 40 s, 0 s are left\n');
+  },
+  deadlineMs,
+);
+
+it(
+  'a GPU that has fallen off the bus, so that nvidia-smi hangs, is told, and costs seconds',
+  () => {
+    writeFileSync(at('path/nvidia-smi'), '#!/bin/bash\nexec sleep 1000\n');
+    const { code, said } = session(['--seconds', '30', 'probe']);
+    expect(said).toMatch(/session: probe, within 30 s; nvidia-smi does not answer\n/);
+    expect(lines('out/log.txt')).toContain('nvidia-smi does not answer');
+    expect(code).toBe(0);
+  },
+  deadlineMs,
+);
+
+/** A system whose process outlives its case until the session has waited for it (the session's `sleep` is what it waits by). */
+const outlived = `
+mkdir -p "$KVTIER_BENCH_DIR/kvtier-system-1/gpu-8b"
+ln -s "5-$ID" "$KVTIER_BENCH_DIR/kvtier-system-1/gpu-8b/place.id"
+touch "$T/alive" "/dev/shm/kvtier-$ID-00000001" "/dev/shm/kvtier-$ID-00000001.lock"
+setsid "$BASH" -c 'echo > "$T/outlives"; for ((i = 0; i < 6000; i++)); do [ ! -s "$T/slept" ] || break; /usr/bin/sleep 0.02; done; rm "$T/alive"' > /dev/null 2>&1 &
+until [ -e "$T/outlives" ]; do /usr/bin/sleep 0.01; done
+exit 7`;
+
+it(
+  'after a case of the whole system that failed, the next one begins when its processes have ended; its arena goes',
+  () => {
+    const id = randomBytes(4).toString('hex');
+    const arenas = (): string[] => readdirSync('/dev/shm').filter((name) => name.startsWith(`kvtier-${id}`));
+    copyFileSync('/bin/bash', at('system/node')); // it runs what is given to it as a program
+    mkdirSync(at('system/build/programs/bench'), { recursive: true });
+    const script = `echo "whole $*" >> "$T/told"\n[[ $* != *8192 ]] || { ${outlived}\n}\n[ ! -e "$T/alive" ] || echo lives >> "$T/told"\n`;
+    writeFileSync(at('system/build/programs/bench/gpu-system.mjs'), script);
+    writeFileSync(at('path/sleep'), '#!/bin/bash\necho "$1" >> "$T/slept"\nexec /usr/bin/sleep "$1"\n', {
+      mode: 0o755,
+    });
+    try {
+      const { code, said } = session(['whole'], { ID: id });
+      expect(said).toContain('through the system: cuda random:8b 10000 8192: FAILED');
+      expect(told()).toEqual([
+        'whole cuda random:8b 10000 8192',
+        'whole cuda random:8b 10000 512',
+        'whole cuda random:0.5b',
+      ]);
+      expect(arenas()).toEqual([]);
+      expect(code).toBe(1);
+    } finally {
+      for (const name of arenas()) rmSync(join('/dev/shm', name));
+    }
   },
   deadlineMs,
 );

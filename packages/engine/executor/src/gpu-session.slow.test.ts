@@ -74,7 +74,7 @@ it(
     const env = { OUT: out, KVTIER_GPU_BIN: programs, KVTIER_WITHOUT_CUBLASLT: '' };
     expect(run(session, ['nothing'], env)).toMatchObject({
       code: 2,
-      stderr: 'nothing: unknown stage; there are: probe build checks speed system whole sanitize\n',
+      stderr: 'nothing: unknown stage; there are: probe build checks speed system connector whole sanitize\n',
     });
     const without = run(session, ['probe'], env);
     expect(without.code).toBe(4);

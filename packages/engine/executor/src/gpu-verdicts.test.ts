@@ -45,6 +45,17 @@ it('what is asked is met, short, partly measured or not measured', () => {
     ...[2048, 8192].map((tokens) => figure(`8B prefill bf16 ${tokens} tokens`, 0.61)),
     ...[1, 8, 32].map((batch) => figure(`8B decode bf16 batch ${batch}, 2048 tokens each`, batch === 8 ? 0.1 : 0.8)),
     figure('8B decode bf16 batch 1, 2048 tokens each, dependent launches', 0.2),
+    ...['keys and values apart', 'beside a captured graph', 'keys and values together'].map((how) =>
+      figure(`connector: blocks that came back with the same bits, ${how}`, 1),
+    ),
+    ...['store', 'load'].flatMap((move) =>
+      ['apart', 'together'].map((how) =>
+        figure(
+          `connector ${move} 2048 KiB x 256, keys and values ${how}`,
+          move === 'load' && how === 'apart' ? 0.7 : 0.9,
+        ),
+      ),
+    ),
     '{"name":"8B: prom',
   ]);
   expect(said).toEqual([
@@ -56,6 +67,8 @@ it('what is asked is met, short, partly measured or not measured', () => {
     "not measured: attention, of torch's flash attention, 0.6",
     "partly measured: decodes at batch 1 and 32, equal and unequal, of the memory's speed, 0.75, 2 of 3; model_8b_unequal: not run",
     'not measured: prompts that give the same warm as cold, 1',
+    'met: blocks of another engine that come back with the same bits, 1, 3 of 3',
+    'SHORT: stores and loads of another engine, of one pinned copy, 0.8, 3 of 4; connector load 2048 KiB x 256, keys and values apart: 0.7',
   ]);
   expect(code).toBe(0);
 });
@@ -67,6 +80,7 @@ it('what failed before it gave all of its figures is incomplete, however well th
     failed('model_8b', 'did not end within 90 s, and was killed'),
     figure('8B decode bf16 batch 32, one of 100000 tokens among 31 of 500', 0.796),
     failed('system_equal', '3 prompts with other "bits"'),
+    failed('connector', 'a store: 1 of 256 blocks are bad'),
     figure('8B with equal bits: prompts with the same bits warm as cold', 1),
     ...['', ' by layer'].map((how) => figure(`warm from the arena${how} 8B, 10000 tokens, steps of 8192`, 9.2)),
     figure('ttft_arena_10000_8b_steps_8192', 9.1),
@@ -83,6 +97,8 @@ it('what failed before it gave all of its figures is incomplete, however well th
     "INCOMPLETE: attention, of torch's flash attention, 0.6, 0 of 12; Attention beside torch's flash, bf16, 1 x 32 queries over 10000 tokens: no kernel",
     "INCOMPLETE: decodes at batch 1 and 32, equal and unequal, of the memory's speed, 0.75, 1 of 3; model_8b: did not end within 90 s, and was killed",
     'INCOMPLETE: prompts that give the same warm as cold, 1, 1 of 3; system_equal: 3 prompts with other \\"bits\\"',
+    'INCOMPLETE: blocks of another engine that come back with the same bits, 1, 0 of 3; connector: a store: 1 of 256 blocks are bad',
+    'INCOMPLETE: stores and loads of another engine, of one pinned copy, 0.8, 0 of 4; connector: a store: 1 of 256 blocks are bad',
   ]);
   expect(code).toBe(1);
 });

@@ -20,7 +20,7 @@ it.each([0, 1, 2, 3])('with %i threads left', (left) => {
     import { native } from '@kvtier/data-plane';
     const modelDir = ${JSON.stringify(join(root, 'test/numerics/golden/llama'))};
     const options = { modelDir, blockTokens: 16, blockCount: 64, threads: 2, maxStepTokens: 256, maxStepSequences: 4 };
-    await (await createExecutor(options)).close(); // Node and OpenBLAS have their own threads
+    await (await createExecutor(options)).close(); // Node has its own threads
     process.env.KVTIER_TEST_THREADS_LEFT = '${left}';
     await createExecutor(options).catch((error) => console.log(error.code, error.message));
     delete process.env.KVTIER_TEST_THREADS_LEFT;
