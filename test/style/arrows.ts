@@ -101,6 +101,28 @@ export function pastEntries(tree: Tree): string[] {
   return [...relative, ...named];
 }
 
+/** What an index passes on is imported outside of its room; types, and what is generated, may wait for somebody. */
+export function unusedValues({ rooms, files }: Tree): string[] {
+  return rooms.flatMap(({ folder, name, exports }) => {
+    const index = exports['.'] === './src/index.ts' ? (files.get(`${folder}/src/index.ts`) ?? '') : '';
+    const from = new RegExp(`(?:import|export)\\s([^;'"]*?)\\sfrom '${name}'`, 'g');
+    // Of a file that imports it when it is needed, any word may be what it takes.
+    const taken = [...files]
+      .filter(([path]) => !path.startsWith(`${folder}/`))
+      .flatMap(([, text]) =>
+        text.includes(`import('${name}')`) ? text : [...text.matchAll(from)].map((use) => use[1]!),
+      )
+      .join('\n');
+    const passed = [...index.matchAll(/^export \{([^}]*)\} from '\.\/(?!generated\/)/gm)].flatMap((match) =>
+      match[1]!.split(','),
+    );
+    return passed
+      .map((one) => one.trim())
+      .filter((one) => one !== '' && !one.startsWith('type ') && !new RegExp(`\\b${one}\\b`).test(taken))
+      .map((one) => `${folder}/src/index.ts: ${one}`);
+  });
+}
+
 /** Files that import each other in a circle, types included: one line a circle. Tarjan's components. */
 export function circles({ files }: Tree): string[] {
   const next = (path: string): string[] =>

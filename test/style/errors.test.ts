@@ -16,6 +16,19 @@ it('every code stands in docs/errors.md with the words of the source, and no oth
   });
 });
 
+it('an engine worker, which has a JSON file, is told keys; options of the command stand in brackets behind them', () => {
+  const help = filesBelow('packages/cli/src', ['options.ts']).map(read).join('\n');
+  const options = [...new Set([...help.matchAll(/^ {2}(--[a-z][\w-]+) /gm)].map((match) => match[1]!))];
+  expect(options.length).toBeGreaterThan(30);
+  const bare = new RegExp(`["'\`][^"'\`]*(?<!\\()(?:${options.join('|')})\\b(?!-)`);
+  const said = ['executor', 'cuda', 'prefix-cache', 'scheduler', 'worker']
+    .flatMap((room) => filesBelow(`packages/engine/${room}`, ['.ts', '.cc', '.h', '.cu']))
+    .filter((path) => !isTest(path) && !path.includes('/checks/'))
+    .flatMap((path) => [...read(path).matchAll(/^(?!\s*(?:\/?\*|\/\/)).*$/gm)].map(([line]) => `${path}: ${line}`))
+    .filter((line) => bare.test(line));
+  expect(said, 'write KEY (--OPTION)').toEqual([]);
+});
+
 it('native code throws known codes only', () => {
   const unknown = filesBelow('packages', ['.cc', '.h'])
     .filter((path) => !isTest(path))

@@ -3,7 +3,7 @@
  * the wrong room or a decision, to be made in the table and in ARCHITECTURE.md. An arrow of the table that nobody uses goes.
  */
 import { describe, expect, it } from 'vitest';
-import { circles, pastEntries, type Tree, wingOf, wings, wrongRooms, wrongWings } from './arrows.ts';
+import { circles, pastEntries, type Tree, unusedValues, wingOf, wings, wrongRooms, wrongWings } from './arrows.ts';
 import { filesBelow, importsOf, isTest, packages, read, services, type Workspace, workspace } from './tree.ts';
 
 /** What each room's code uses. Its tests may use what its wing may. */
@@ -152,7 +152,7 @@ const rooms = [...packages, ...services];
 const whole: Tree = {
   rooms: [...rooms, workspace('bench'), workspace('test')],
   files: new Map(
-    ['packages', 'services', 'bench', 'test']
+    ['packages', 'services', 'bench', 'test', 'test/vectors']
       .flatMap((folder) => filesBelow(folder, ['.ts']))
       .map((path) => [path, read(path)]),
   ),
@@ -172,6 +172,10 @@ describe('the tree', () => {
 
   it('enters rooms by their entries only', () => {
     expect(pastEntries(whole), 'export it (for tests: from src/testing/index.ts) and import it by name').toEqual([]);
+  });
+
+  it('passes nothing on at an entry that nobody outside of the room imports', () => {
+    expect(unusedValues(whole), 'take it out of the index; tests of the room import its file').toEqual([]);
   });
 
   it('has no circle of files', () => {
@@ -220,6 +224,17 @@ describe('a planted fault is found', () => {
     ['by the entry for tests, in code', 'packages/engine/worker/src/a.ts', '@kvtier/model/testing'],
   ])('a room entered %s', (_, path, specifier) => {
     expect(pastEntries(tree({ [path]: `import { x } from '${specifier}';\n` }))).toEqual([`${path}: ${specifier}`]);
+  });
+
+  it('a value of an entry that only its own room imports', () => {
+    const files = {
+      'packages/engine/model/src/index.ts':
+        "export { type A, b, c } from './a.ts';\nexport { d } from './d.ts';\nexport { E } from './generated/e.ts';\n",
+      'packages/engine/model/src/a.test.ts': "import { b } from './index.ts';\n",
+      'packages/engine/worker/src/a.ts': "import { c } from '@kvtier/model';\n",
+      'packages/engine/worker/src/b.test.ts': "const { d } = await import('@kvtier/model');\n",
+    };
+    expect(unusedValues(tree(files))).toEqual(['packages/engine/model/src/index.ts: b']);
   });
 
   it('a circle of files, of types alone', () => {

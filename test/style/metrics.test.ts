@@ -1,7 +1,7 @@
 /** docs/metrics.md and the source name the same metrics. */
 import { expect, it } from 'vitest';
 import { codesIn, namesIn, tableRows } from './docs.ts';
-import { read } from './tree.ts';
+import { filesBelow, isTest, read } from './tree.ts';
 
 const api = ['api-server', 'coordinator', 'handoff', 'planner', 'pod-handoff']
   .map((room) => read(`packages/coordinator/${room}/src/metrics.ts`))
@@ -35,6 +35,13 @@ it('every metric stands in docs/metrics.md, and no other', () => {
   expect(documented.toSorted(), 'make docs/metrics.md and the files of metrics equal').toEqual(
     [...inSource].toSorted(),
   );
+});
+
+it('CONTRIBUTING.md names every file that has some', () => {
+  const page = read('CONTRIBUTING.md');
+  const files = filesBelow('packages', ['metrics.ts']).filter((path) => !isTest(path) && /\bkvtier_/.test(read(path)));
+  expect(files.length).toBeGreaterThan(10);
+  expect(files.filter((path) => !page.includes(`\`${path.replace('packages/', '')}\``))).toEqual([]);
 });
 
 it('and with the same labels', () => {

@@ -9,8 +9,8 @@ export {
 } from './client.ts';
 export { DemoTable, demoKinds } from './demo-table.ts';
 export { type Launched, launch } from './launch.ts';
-export { parseUp, type UpOptions } from './options.ts';
+export type { UpOptions } from './options.ts';
 export { type Program, program, started } from './programs.ts';
-export { type ServiceSpec, Supervisor } from './supervisor.ts';
-export { type System, type SystemEvents, startSystem } from './system.ts';
+export type { ServiceSpec } from './supervisor.ts';
+export type { System, SystemEvents } from './system.ts';
 export { waitForWriteDown } from './write-down.ts';

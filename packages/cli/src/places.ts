@@ -10,7 +10,6 @@ import {
   existsSync,
   lstatSync,
   mkdirSync,
-  readdirSync,
   realpathSync,
   rmSync,
   statfsSync,
@@ -18,7 +17,7 @@ import {
   utimesSync,
 } from 'node:fs';
 import { dirname, join } from 'node:path';
-import { placeId } from '@kvtier/data-plane/places';
+import { listDir, placeId } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
 import { formatBytes } from './bytes.ts';
 
@@ -114,14 +113,6 @@ function isUsable(folder: string): boolean {
     return true;
   } catch {
     return false;
-  }
-}
-
-function listDir(dir: string): string[] {
-  try {
-    return readdirSync(dir);
-  } catch {
-    return [];
   }
 }
 

@@ -21,7 +21,6 @@ export {
   coordinatorSchema,
   coordinatorServiceSchema,
   routingPolicyNames,
-  splitModes,
 } from './coordinator.ts';
 export {
   type DiscoveryConfig,
@@ -30,22 +29,14 @@ export {
   kubernetesDiscoverySchema,
   maxMembers,
   type RedisDiscoveryConfig,
-  redisDiscoverySchema,
   type StaticDiscoveryConfig,
-  staticDiscoverySchema,
 } from './discovery.ts';
 export { type EndpointPickerConfig, type EndpointPickerInput, endpointPickerSchema } from './endpoint-picker.ts';
-export {
-  type CurveClientKeys,
-  type EventAccess,
-  type EventAccessConfig,
-  eventAccessSchema,
-  readEventAccess,
-} from './event-access.ts';
+export { type CurveClientKeys, type EventAccess, type EventAccessConfig, readEventAccess } from './event-access.ts';
 export { groupSchema, readGroup } from './group.ts';
 export { parseJson } from './json.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
-export { checkSocketFolder, isLoopback, type ServerTlsConfig, serverTlsSchema } from './listener.ts';
+export { checkSocketFolder, isLoopback, type ServerTlsConfig } from './listener.ts';
 export {
   curveKey,
   type EventSource,
@@ -59,19 +50,14 @@ export {
   type WorkerRecord,
   workerRecordSchema,
 } from './membership.ts';
-export { type OperationsConfig, operationsSchema } from './operations.ts';
+export type { OperationsConfig } from './operations.ts';
 export { type ConfigProblem, configProblem, parseConfig } from './parse.ts';
 export { readPeerCredentials } from './peer.ts';
 export { type PlannerConfig, plannerSchema, type ScalerConfig } from './planner.ts';
 export { type PodHandOffConfig, podHandOffSchema } from './pod-handoff.ts';
 export { type MemberServers, memberServersSchema } from './redis.ts';
 export { keyPaths } from './schema-keys.ts';
-export {
-  WorkerAccess,
-  type WorkerAccessConfig,
-  type WorkerTlsConfig,
-  workerAccessSchema,
-} from './worker-access.ts';
+export { WorkerAccess, type WorkerAccessConfig, type WorkerTlsConfig, workerAccessSchema } from './worker-access.ts';
 
 export const engineWorkerSchema = z.strictObject({
   modelDir: z.string().min(1),

@@ -121,7 +121,8 @@ function isRemoved(path: string): boolean {
   }
 }
 
-function listDir(dir: string): string[] {
+/** Names in a folder; none where it cannot be read. */
+export function listDir(dir: string): string[] {
   try {
     return readdirSync(dir);
   } catch {

@@ -1,7 +1,7 @@
 /** The cost-aware policy against a naive model of itself, and what it is for. */
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
-import { CostAwarePolicy } from './index.ts';
+import { CostAwarePolicy } from './cost-aware.ts';
 
 interface Naive {
   readonly entry: number;

@@ -1,7 +1,9 @@
 /** Several at once: the same as one after another, and what may not go is walked over once. */
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { blockPolicyNames, createPolicy, type EvictionPolicy, FifoPolicy, S3FifoPolicy } from './index.ts';
+import { FifoPolicy } from './fifo.ts';
+import { blockPolicyNames, createPolicy, type EvictionPolicy } from './index.ts';
+import { S3FifoPolicy } from './s3-fifo.ts';
 
 const step = fc.record({
   kind: fc.constantFrom('insert', 'child', 'child', 'touch', 'touch', 'remove', 'evict', 'park', 'unpark'),

@@ -7,9 +7,6 @@ import type { BlockPolicyName, EvictionPolicy } from './policy.ts';
 import { S3FifoPolicy } from './s3-fifo.ts';
 
 export { type AdmissionName, type AdmissionPolicy, admissionNames, createAdmission } from './admission.ts';
-export { CostAwarePolicy } from './cost-aware.ts';
-export { FifoPolicy } from './fifo.ts';
-export { LfuPolicy } from './lfu.ts';
 export { LruPolicy } from './lru.ts';
 export {
   type BlockPolicyName,
@@ -20,7 +17,6 @@ export {
   type PolicyName,
   policyNames,
 } from './policy.ts';
-export { S3FifoPolicy } from './s3-fifo.ts';
 
 const policies: Record<BlockPolicyName, () => EvictionPolicy> = {
   lru: () => new LruPolicy(),

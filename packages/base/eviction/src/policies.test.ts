@@ -4,7 +4,9 @@ import { describe, expect, it, vi } from 'vitest';
 import { ChainParents } from './chain-parents.ts';
 import { mostKept } from './chain-queues.ts';
 import { EntryLists } from './entry-lists.ts';
-import { createPolicy, type EvictionPolicy, FifoPolicy, type PolicyName, policyNames, S3FifoPolicy } from './index.ts';
+import { FifoPolicy } from './fifo.ts';
+import { createPolicy, type EvictionPolicy, type PolicyName, policyNames } from './index.ts';
+import { S3FifoPolicy } from './s3-fifo.ts';
 
 /** The oracles sort plain records; `order` is when an entry came to its place, fractions put a child before its parent. */
 interface Naive {

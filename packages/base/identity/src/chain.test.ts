@@ -2,15 +2,13 @@
 import { createHash } from 'node:crypto';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import { hashAlgorithms, hashValue, rootHash } from './algorithm.ts';
 import {
   ChainHasher,
   type HashValue,
-  hashAlgorithms,
   hashKeyAt,
-  hashValue,
   type MmFeature,
   packHashKeys,
-  rootHash,
   SequenceHashes,
   unpackHashKeys,
 } from './index.ts';

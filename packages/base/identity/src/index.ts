@@ -1,15 +1,7 @@
 /** Identity: how a block is named, everywhere (law 6). Hashes, extra keys, namespaces, and the header of a stored object. */
-export {
-  defaultRootSeed,
-  hashAlgorithms,
-  hashBytesOf,
-  hashValue,
-  parseHashAlgorithm,
-  rootHash,
-  serialize,
-} from './algorithm.ts';
+export { defaultRootSeed, hashValue, parseHashAlgorithm, rootHash, serialize } from './algorithm.ts';
 export { ChainHasher, SequenceHashes, type TokenIds } from './chain.ts';
-export { encodeCbor, encodePickle, type HashValue } from './encode.ts';
+export { encodeCbor, type HashValue } from './encode.ts';
 export type { MmFeature, PromptEmbeds, RequestIdentity } from './extra-keys.ts';
 export {
   decodeHeader,
@@ -19,36 +11,19 @@ export {
   type HeaderFault,
   type HeaderFields,
   headerBytes,
-  headerVersion,
   slotAlignment,
   slotBytesFor,
 } from './header.ts';
-export {
-  groupKey,
-  hashKeyAt,
-  hashKeyOf,
-  hashOfKey,
-  integerForm,
-  packHashKeys,
-  splitGroupKey,
-  unpackHashKeys,
-} from './keys.ts';
+export { groupKey, hashKeyAt, hashKeyOf, hashOfKey, integerForm, packHashKeys, unpackHashKeys } from './keys.ts';
 export {
   type BlockLayout,
-  blockLayout,
   type KeysAndValues,
   keysAndValues,
   type LayerRun,
   type LayoutPart,
   layoutFingerprint,
-  partNumberBytes,
   type SaidLayout,
 } from './layout.ts';
-export {
-  type HeadRange,
-  type NamespaceFields,
-  namespaceFromDigest,
-  namespaceOf,
-} from './namespace.ts';
+export { type HeadRange, type NamespaceFields, namespaceFromDigest, namespaceOf } from './namespace.ts';
 export { type TextFile, textDigestOf, textFiles, tokenFiles } from './text-digest.ts';
 export type * from './types.ts';

@@ -1,24 +1,20 @@
 /** Byte for byte what vLLM computes: every recorded primitive, root, block, chain and group key. */
 import { readFileSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
+import { hashAlgorithms, hashValue, rootHash, serialize } from './algorithm.ts';
+import { encodeCbor } from './encode.ts';
 import {
   ChainHasher,
-  encodeCbor,
-  groupKey,
   type HashAlgorithm,
   type HashValue,
-  hashAlgorithms,
   hashKeyOf,
   hashOfKey,
-  hashValue,
   integerForm,
   type MmFeature,
-  rootHash,
   SequenceHashes,
-  serialize,
-  splitGroupKey,
   type TokenIds,
 } from './index.ts';
+import { groupKey, splitGroupKey } from './keys.ts';
 
 type Primitive = null | number | string | { bytes: string } | { tuple: Primitive[] };
 type Extra = { t: 'str' | 'bytes'; v: string } | { t: 'mm'; v: [string, number] };

@@ -1,8 +1,8 @@
 /** What travels between processes: the messages generated from proto/, and the frames of the session link. gRPC: `@kvtier/wire/grpc`. */
 
 export { HeldBlocks, type NodePulse } from '@kvtier/data-plane/held-table';
-export { fromFailure, toFailure } from './failure.ts';
-export { FrameReader, maxFrameBytes, maxPendingBytes, writeFrame } from './frame.ts';
+export { fromFailure } from './failure.ts';
+export { FrameReader, writeFrame } from './frame.ts';
 export { KvFailure } from './generated/kvtier/v1/errors.ts';
 export {
   Abort,

@@ -1,7 +1,9 @@
 /** Two whole nodes that are peers: what one engine wrote, the other reads out of that node, and nobody waits for a node that is gone. */
 import { mkdtempSync, rmSync } from 'node:fs';
+import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
+import { headerBytes } from '@kvtier/identity';
 import { silent } from '@kvtier/placement/testing';
 import { systemClock } from '@kvtier/runtime';
 import { packed } from '@kvtier/session/testing';
@@ -11,6 +13,7 @@ import { type CacheNode, openCacheNode } from './node.ts';
 import { blockEngine } from './testing/block-engine.ts';
 
 const count = 12;
+const payloadBytes = 100_000;
 /** Of conditions that hold soon, on a machine that does many other things. */
 const patience = { timeout: 20_000 };
 let folder: string;
@@ -32,6 +35,7 @@ async function open(name: string, port: number, peer: number): Promise<CacheNode
     dataDir: path.join(folder, name),
     arena: { bytes: 16 << 20, dir: '/dev/shm' },
     disk: null,
+    operations: { host: '127.0.0.1', port: 0 },
     peers: {
       ...{ listen: { host: '127.0.0.1', port, dataPort: 0 }, peers: [{ host: '127.0.0.1', port: peer }], security },
       ...{ streams: 2, readLimitMs: 2000, maxBlocks: 10_000 },
@@ -43,7 +47,7 @@ async function open(name: string, port: number, peer: number): Promise<CacheNode
   return node;
 }
 
-const engine = (name: string) => blockEngine(path.join(folder, `${name}.sock`), count);
+const engine = (name: string) => blockEngine(path.join(folder, `${name}.sock`), count, payloadBytes);
 const peerOf = (node: CacheNode) => node.store.stats().tiers.find(({ tier }) => tier === 'peer')!;
 
 it('what one node holds, the other reads; a dead peer costs hits and nothing else', async () => {
@@ -66,6 +70,29 @@ it('what one node holds, the other reads; a dead peer costs hits and nothing els
   await vi.waitUntil(() => peerOf(b).blocks === 0, { timeout: 20_000 });
   b.store.checkIntegrity();
   await reader.end();
+}, 60_000);
+
+it('tells in its metrics who was refused, who is connected, and what was given', async () => {
+  const [portA, portB] = [await freePort(), await freePort()];
+  const a = await open('a', portA, portB);
+  const b = await open('b', portB, portA);
+  const told = async (): Promise<Record<string, number>> => {
+    const text = await (await fetch(`${a.operationsUrl}/metrics`)).text();
+    const lines = text.matchAll(/^kvtier_node_events\{event="peers\.([\w.]+)"\} (\d+)$/gm);
+    return Object.fromEntries([...lines].map(([, name, count]) => [name!, Number(count)]));
+  };
+  const before = { refused: 0, 'sent.blocks': 0, 'sent.bytes': 0, declined: 0, corrupt: 0, unknown_messages: 0 };
+  await vi.waitFor(async () => expect(await told()).toEqual({ connected: 1, ...before }), patience);
+  connect(portA, '127.0.0.1').end('not a peer\r\n').resume();
+  await vi.waitFor(async () => expect((await told()).refused).toBe(1), patience);
+  const [writer, reader] = [await engine('a'), await engine('b')];
+  await writer.write('x');
+  await vi.waitFor(() => expect(peerOf(b).blocks).toBe(count), patience);
+  await vi.waitFor(() => expect(peerOf(b).detail!.usable_peers).toBe(1), patience);
+  expect(await reader.read('x')).toBe(count);
+  const sent = { refused: 1, 'sent.blocks': count, 'sent.bytes': count * (headerBytes + payloadBytes) };
+  await vi.waitFor(async () => expect(await told()).toEqual({ connected: 1, ...before, ...sent }), patience);
+  await Promise.all([reader.end(), writer.end()]);
 }, 60_000);
 
 it('a ticket that is shown at one node ends the pin at the other, which holds the block', async () => {

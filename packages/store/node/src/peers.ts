@@ -55,9 +55,18 @@ export function openPeers(
       server = opened;
       return () => opened.close();
     },
-    gauges: () => ({
-      'peers.unknown_messages': (tier.stats().detail?.unknown_messages ?? 0) + (server?.counts.unknown ?? 0),
-    }),
+    gauges: () => {
+      const { peers = 0, sentBlocks = 0, sentBytes = 0, declined = 0, corrupt = 0, unknown = 0 } = server?.counts ?? {};
+      return {
+        'peers.connected': peers,
+        'peers.refused': server?.refusedCount ?? 0,
+        'peers.sent.blocks': sentBlocks,
+        'peers.sent.bytes': sentBytes,
+        'peers.declined': declined,
+        'peers.corrupt': corrupt,
+        'peers.unknown_messages': (tier.stats().detail?.unknown_messages ?? 0) + unknown,
+      };
+    },
     close: () => loops.close(),
   };
 }

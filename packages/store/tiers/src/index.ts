@@ -1,6 +1,10 @@
 /**
  * Tiers: the interface, the arena, the disk, codecs. Apart, so that a node loads only the code of the tiers it is configured with:
  * `@kvtier/tiers/peer`, `@kvtier/tiers/redis`, `@kvtier/tiers/s3`.
+ *
+ * What they share is in `kit`: where rows of large tables are found (`kit/row-slots.ts`), what is told in one turn (`kit/turn-share.ts`),
+ * what is passed over (`kit/passing-over.ts`). What goes next of an arena, and of which sizes: `arena/size-class.ts`,
+ * `arena/size-classes.ts`. Of the disk, one life of a device and whose folder it is: `disk/device-life.ts`, `disk/folder-lock.ts`.
  */
 
 export type { ArenaBlock, BlockFields } from './arena/arena-block.ts';
@@ -11,7 +15,7 @@ export { type CodecName, CodecTier, type CodecTierOptions, codecNames } from './
 export { DiskTier } from './disk/disk-tier.ts';
 export type { DiskStep } from './disk/options.ts';
 export { type ArenaSlots, type DiskTierOptions, planCapacity } from './disk/options.ts';
-export { Followers, followInPages, followInSlices, pagesOfMap } from './kit/followers.ts';
+export { Followers, followInPages, followInSlices } from './kit/followers.ts';
 export { roomAsks, victimPassingOver } from './kit/passing-over.ts';
 export { RowSlots } from './kit/row-slots.ts';
 export { Slices, slicing } from './kit/slices.ts';

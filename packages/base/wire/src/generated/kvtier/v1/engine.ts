@@ -3073,8 +3073,8 @@ export const EngineService = {
     responseDeserialize: (value: Buffer): ResetPrefixCacheResponse => ResetPrefixCacheResponse.decode(value),
   },
   /**
-   * Keep what the engine's own blocks hold of a prefix until it is unpinned, whatever else needs room. CONFIG: no room for pins;
-   * REQUEST: the name is in use.
+   * Keep what the engine's own blocks hold of a prefix until it is unpinned, whatever else needs room. A name that is in use holds this
+   * prefix from then on. CONFIG: no room for pins; REQUEST: a name that is empty or too long.
    */
   pinPrefix: {
     path: "/kvtier.v1.Engine/PinPrefix" as const,
@@ -3176,8 +3176,8 @@ export interface EngineServer extends UntypedServiceImplementation {
   /** Drop the engine's own prefix cache (not the tiers); refused while blocks are held or stored. For measuring and tests. */
   resetPrefixCache: handleUnaryCall<ResetPrefixCacheRequest, ResetPrefixCacheResponse>;
   /**
-   * Keep what the engine's own blocks hold of a prefix until it is unpinned, whatever else needs room. CONFIG: no room for pins;
-   * REQUEST: the name is in use.
+   * Keep what the engine's own blocks hold of a prefix until it is unpinned, whatever else needs room. A name that is in use holds this
+   * prefix from then on. CONFIG: no room for pins; REQUEST: a name that is empty or too long.
    */
   pinPrefix: handleUnaryCall<PinPrefixRequest, PinPrefixResponse>;
   unpinPrefix: handleUnaryCall<UnpinPrefixRequest, UnpinPrefixResponse>;
@@ -3247,8 +3247,8 @@ export interface EngineClient extends Client {
     callback: (error: ServiceError | null, response: ResetPrefixCacheResponse) => void,
   ): ClientUnaryCall;
   /**
-   * Keep what the engine's own blocks hold of a prefix until it is unpinned, whatever else needs room. CONFIG: no room for pins;
-   * REQUEST: the name is in use.
+   * Keep what the engine's own blocks hold of a prefix until it is unpinned, whatever else needs room. A name that is in use holds this
+   * prefix from then on. CONFIG: no room for pins; REQUEST: a name that is empty or too long.
    */
   pinPrefix(
     request: PinPrefixRequest,
