@@ -2,6 +2,8 @@
  * What a bench suite is. `npm run bench -- SUITE [--json]` runs `bench/suites/SUITE.ts`, whose default export is a Suite.
  * Every figure stands beside its physical limit or peer, measured in the same run.
  */
+import { KvError } from '@kvtier/errors';
+
 export interface Figure {
   readonly name: string;
   readonly value: number;
@@ -40,10 +42,19 @@ export function median(values: readonly number[]): number {
   return sorted.length % 2 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
 }
 
+/** @throws KvError CONFIG without a limit above 0, or where the ratio is no number */
 export function rate(name: string, value: number, unit: string, limit: number, limitName: string): Figure {
-  return { name, value, unit, limit, limitName, ratio: value / limit };
+  return figure({ name, value, unit, limit, limitName, ratio: value / limit });
 }
 
+/** @throws KvError CONFIG without a limit above 0, or where the ratio is no number */
 export function time(name: string, value: number, unit: string, limit: number, limitName: string): Figure {
-  return { name, value, unit, limit, limitName, ratio: limit / value };
+  return figure({ name, value, unit, limit, limitName, ratio: limit / value });
+}
+
+function figure(one: Figure): Figure {
+  const { name, value, unit, limit, limitName, ratio } = one;
+  if (limit > 0 && Number.isFinite(ratio)) return one;
+  const said = `${value} ${unit} beside ${limit} ${unit} (${limitName})`;
+  throw new KvError('CONFIG', `figure ${name}: ${said} is no comparison; measure for longer`);
 }

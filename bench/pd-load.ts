@@ -19,6 +19,20 @@ export interface Timed {
   readonly degraded: string;
 }
 
+/** What is wanted of an answer: to its first token, between two tokens. */
+export interface Targets {
+  readonly ttftMs: number;
+  readonly itlMs: number;
+}
+
+export const isInTime = ({ ttftMs, gapsMs }: Pick<Timed, 'ttftMs' | 'gapsMs'>, targets: Targets): boolean =>
+  ttftMs <= targets.ttftMs && gapsMs.every((gapMs) => gapMs <= targets.itlMs);
+
+/** A request that was told to come again (429 and `Retry-After`): by which words. */
+export interface Refused {
+  readonly refused: string;
+}
+
 export interface LoadShape {
   /** Streams: so many prompt tokens each, so many tokens of answer. */
   readonly streamTokens: number;
@@ -48,7 +62,7 @@ interface Chunk {
 
 /** Ids of ordinary words in the demo tokenizer. */
 const wordIds = { from: 300, to: 1300 };
-const limitMs = 120_000;
+const usualLimitMs = 120_000;
 let drawn = 1 + (Date.now() % 1_000_000);
 
 /** Never the same twice in one run. */
@@ -59,23 +73,42 @@ export function freshPrompt(tokens: number): number[] {
   });
 }
 
-/** @throws KvError for a request that fails */
+/** @throws KvError for a request that fails, or is told to come again */
 export async function ask(
   url: string,
   kind: Timed['kind'],
   prompt: readonly number[],
   answerTokens: number,
 ): Promise<Timed> {
+  const answer = await askUnlessRefused(url, kind, prompt, answerTokens);
+  if ('refused' in answer) throw new KvError('REQUEST', `${url}: 429 ${answer.refused}`);
+  return answer;
+}
+
+/**
+ * `wantedMs`: by when its first token is wanted, which the coordinator is told; `limitMs`: after which it has failed.
+ * @throws KvError for a request that fails, or whose answer is not whole
+ */
+export async function askUnlessRefused(
+  url: string,
+  kind: Timed['kind'],
+  prompt: readonly number[],
+  answerTokens: number,
+  { wantedMs, limitMs = usualLimitMs }: { readonly wantedMs?: number; readonly limitMs?: number } = {},
+): Promise<Timed | Refused> {
   const begin = performance.now();
   const options = { stream: true, return_token_ids: true, ignore_eos: true, temperature: 0 };
+  const wanted = wantedMs === undefined ? {} : { 'x-slo-ttft-ms': String(wantedMs) };
   const response = await fetch(`${url}/v1/completions`, {
     method: 'POST',
-    headers: { 'content-type': 'application/json' },
+    headers: { 'content-type': 'application/json', ...wanted },
     body: JSON.stringify({ prompt, max_tokens: answerTokens, ...options }),
     signal: AbortSignal.timeout(limitMs),
   });
+  if (response.status === 429 && response.headers.has('retry-after')) return { refused: await response.text() };
   if (response.status !== 200) throw new KvError('REQUEST', `${url}: ${response.status} ${await response.text()}`);
-  let [ttftMs, lastMs] = [0, 0];
+  let [ttftMs, lastMs, given] = [0, 0, 0];
+  let isWhole = false;
   const gapsMs: number[] = [];
   let rest = '';
   let last: NonNullable<Chunk['kvtier']> = {};
@@ -84,17 +117,22 @@ export async function ask(
     const lines = (rest + decoder.decode(bytes, { stream: true })).split('\n');
     rest = lines.pop()!;
     for (const line of lines) {
+      isWhole ||= line === 'data: [DONE]';
       if (!line.startsWith('data: {')) continue;
       const { choices, error, kvtier } = JSON.parse(line.slice(6)) as Chunk;
       if (kvtier) last = kvtier;
       if (error) throw new KvError('REQUEST', `${url}: ${error.message}`);
-      if ((choices?.[0]?.token_ids ?? []).length === 0) continue;
+      const ids = choices?.[0]?.token_ids ?? [];
+      if (ids.length === 0) continue;
+      given += ids.length;
       const nowMs = performance.now();
       if (ttftMs === 0) ttftMs = nowMs - begin;
       else gapsMs.push(nowMs - lastMs);
       lastMs = nowMs;
     }
   }
+  if (!isWhole || given !== answerTokens)
+    throw new KvError('REQUEST', `${url}: the answer broke off, ${given} of ${answerTokens} tokens came`);
   const wholeMs = performance.now() - begin;
   const header = (name: string): string => response.headers.get(name) ?? '';
   const [decision, degraded] = [header('x-kvtier-handoff'), header('x-kvtier-degraded')];

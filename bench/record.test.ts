@@ -1,14 +1,17 @@
 /** The page of figures is what the history says. */
-import { readFileSync } from 'node:fs';
-import { expect, it } from 'vitest';
-import { page, type Run, readHistory } from './record.ts';
+import { execFileSync } from 'node:child_process';
+import { appendFileSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, it, onTestFinished } from 'vitest';
+import { commitOf, page, type Run, readHistory } from './record.ts';
 
 const run = (at: string, machine: string, suite: string, value: number): Run => ({
   ...{ at, commit: 'abc1234', machine, suite },
   figures: [{ name: 'rate', value, unit: 'GB/s', limit: 2, limitName: 'memcpy', ratio: value / 2 }],
 });
 
-it('shows the latest run of each suite on each machine', () => {
+it('shows the latest of each figure on each machine', () => {
   const rows = page([
     run('2026-01-01', 'a', 'arena', 1),
     run('2026-01-02', 'b', 'arena', 3),
@@ -22,6 +25,40 @@ it('shows the latest run of each suite on each machine', () => {
     '## b',
     '| arena | rate | 3.00 | 2.00 | GB/s | 1.500 | memcpy | 2026-01-02, abc1234 |',
   ]);
+});
+
+it('a run of a part of a suite leaves the figures of the other parts, each with its own day and commit', () => {
+  const figure = (name: string, value: number) => ({ ...run('', '', '', value).figures[0]!, name });
+  const first = { ...run('2026-01-01', 'a', 'ttft', 0), figures: [figure('warm', 1), figure('miss', 2)] };
+  const second = { ...run('2026-01-02', 'a', 'ttft', 0), commit: 'def5678', figures: [figure('miss', 1.5)] };
+  const nothing = { ...run('2026-01-03', 'a', 'ttft', 0), figures: [] };
+  const rows = page([first, second, nothing])
+    .split('\n')
+    .filter((line) => line.startsWith('| ttft'));
+  expect(rows).toEqual([
+    '| ttft | warm | 1.00 | 2.00 | GB/s | 0.500 | memcpy | 2026-01-01, abc1234 |',
+    '| ttft | miss | 1.50 | 2.00 | GB/s | 0.750 | memcpy | 2026-01-02, def5678 |',
+  ]);
+});
+
+it('a commit has a "+" for changes to the code, and none for what was recorded before', () => {
+  const dir = mkdtempSync(join(tmpdir(), 'kvtier-record-'));
+  onTestFinished(() => rmSync(dir, { recursive: true, force: true }));
+  const git = (...args: readonly string[]): string =>
+    execFileSync('git', ['-C', dir, '-c', 'user.name=a', '-c', 'user.email=a@example.org', ...args], {
+      encoding: 'utf8',
+    }).trim();
+  git('init', '--quiet');
+  mkdirSync(join(dir, 'bench/results'), { recursive: true });
+  const [code, results] = [join(dir, 'bench/run.ts'), join(dir, 'bench/results/history.jsonl')];
+  for (const path of [code, results]) writeFileSync(path, 'a\n');
+  git('add', '.');
+  git('commit', '--quiet', '--message', 'a');
+  const commit = git('rev-parse', '--short', 'HEAD');
+  appendFileSync(results, 'b\n');
+  expect(commitOf(join(dir, 'bench'))).toBe(commit);
+  appendFileSync(code, 'b\n');
+  expect(commitOf(join(dir, 'bench'))).toBe(`${commit}+`);
 });
 
 it('bench/results/README.md is written from history.jsonl', () => {

@@ -1,6 +1,7 @@
 /**
- * What was measured, kept: `bench/results/history.jsonl` has one run a line, `bench/results/README.md` the latest of each suite and
- * machine. `npm run bench -- SUITE --record` appends a run and writes the page anew from the history.
+ * What was measured, kept: `bench/results/history.jsonl` has one run a line, `bench/results/README.md` the latest of each figure and
+ * machine: a run of a part of a suite leaves the other parts' figures. `npm run bench -- SUITE --record` appends a run and writes the page
+ * anew from the history.
  */
 import { spawnSync } from 'node:child_process';
 import { appendFileSync, readFileSync, writeFileSync } from 'node:fs';
@@ -16,6 +17,8 @@ export interface Run {
   readonly commit: string;
   readonly machine: string;
   readonly suite: string;
+  /** What followed the suite's name on the command line; absent when nothing did. */
+  readonly args?: readonly string[];
   readonly figures: readonly Figure[];
 }
 
@@ -39,43 +42,56 @@ function machine(): string {
   return `${cpus().length} x ${cpus()[0]?.model.trim() ?? process.arch}, ${gpu || 'no GPU'}`;
 }
 
+/**
+ * Of the checkout around `dir`: abbreviated, with "+" when it has changes. Not of what is recorded, or each run of a sitting but the first
+ * would have one.
+ */
+export function commitOf(dir: string): string {
+  const git = (...args: readonly string[]): string => said('git', '-C', dir, ...args);
+  const tracked = ['--porcelain', '--untracked-files=no', '--', ':(top)', ':(top,exclude)bench/results'];
+  const changed = git('status', ...tracked) === '' ? '' : '+';
+  return `${git('rev-parse', '--short', 'HEAD') || 'unknown'}${changed}`;
+}
+
 /** Appends the run and writes the page anew. */
-export function record(suite: string, figures: readonly Figure[]): void {
-  const changed = said('git', 'status', '--porcelain', '--untracked-files=no') === '' ? '' : '+';
-  const commit = `${said('git', 'rev-parse', '--short', 'HEAD') || 'unknown'}${changed}`;
-  const run: Run = { at: new Date().toISOString().slice(0, 10), commit, machine: machine(), suite, figures };
+export function record(suite: string, args: readonly string[], figures: readonly Figure[]): void {
+  const run: Run = {
+    ...{ at: new Date().toISOString().slice(0, 10), commit: commitOf(import.meta.dirname), machine: machine(), suite },
+    ...(args.length > 0 && { args }),
+    figures,
+  };
   appendFileSync(file('history.jsonl'), `${JSON.stringify(run)}\n`);
   writeFileSync(file('README.md'), page(readHistory()));
 }
 
 const digits = (value: number): string => (Math.abs(value) >= 1000 ? value.toFixed(0) : value.toPrecision(3));
 
-/** The latest run of each suite and machine, machines in the order in which they came. */
+/** The latest of each figure, suite and machine, machines in the order in which they came. */
 export function page(history: readonly Run[]): string {
-  const latest = new Map<string, Map<string, Run>>();
-  for (const run of history) {
-    const suites = latest.get(run.machine) ?? new Map<string, Run>();
-    latest.set(run.machine, suites.set(run.suite, run));
+  const latest = new Map<string, Map<string, Map<string, string>>>();
+  for (const { machine, suite, figures, at, commit } of history) {
+    const suites = latest.get(machine) ?? new Map<string, Map<string, string>>();
+    latest.set(machine, suites);
+    const rows = suites.get(suite) ?? new Map<string, string>();
+    suites.set(suite, rows);
+    for (const f of figures) {
+      const cells = [suite, f.name, digits(f.value), digits(f.limit), f.unit, f.ratio.toFixed(3), f.limitName];
+      rows.delete(f.name); // the latest run's order
+      rows.set(f.name, `| ${[...cells, `${at}, ${commit}`].join(' | ')} |`);
+    }
   }
   const sections = [...latest].map(([name, suites]) => {
-    const rows = [...suites.values()]
-      .sort((a, b) => (a.suite < b.suite ? -1 : 1))
-      .flatMap(({ suite, at, commit, figures }) =>
-        figures.map((f) => {
-          const cells = [suite, f.name, digits(f.value), digits(f.limit), f.unit, f.ratio.toFixed(3), f.limitName];
-          return `| ${[...cells, `${at}, ${commit}`].join(' | ')} |`;
-        }),
-      );
+    const rows = [...suites].sort(([a], [b]) => (a < b ? -1 : 1)).flatMap(([, ofSuite]) => [...ofSuite.values()]);
     const head =
       '| suite | figure | value | limit | unit | ratio | limit is | when |\n|---|---|---:|---:|---|---:|---|---|';
     return `## ${name}\n\n${head}\n${rows.join('\n')}\n`;
   });
   return `# Figures
 
-The latest run of each suite on each machine, written by \`npm run bench -- SUITE --record\` from \`history.jsonl\`, which
-has all of them. Every figure stands beside its limit or peer, measured in the same run. Ratio 1 is at the limit, more
-is better. Shared machines change by a third within minutes: compare ratios, and pairs of runs in one sitting, not
-values.
+The latest of each figure on each machine, written by \`npm run bench -- SUITE --record\` from \`history.jsonl\`, which
+has all of them. A run of a part of a suite brings that part's figures alone: "when" says how old each is. Every figure
+stands beside its limit or peer, measured in the same run. Ratio 1 is at the limit, more is better. Shared machines
+change by a third within minutes: compare ratios, and pairs of runs in one sitting, not values.
 
 ${sections.join('\n')}`;
 }

@@ -58,3 +58,22 @@ it('says of a step that only gives tokens for how long it has run, however many 
   expect(stepTokens).toBe(0);
   expect(stepForS).toBeCloseTo(0.002, 9);
 });
+
+it('was busy for as long as its steps ran, however often arrivals cut the steps ahead of it', () => {
+  const worker = new SimulatedWorker(0, hardware, blockTokens, {
+    stored: () => {},
+    removed: () => {},
+    elsewhere: () => 0,
+  });
+  worker.enqueue(jobOf(0, [], 100));
+  worker.begin(0);
+  let nowS = worker.endsS!;
+  worker.finish(nowS);
+  for (let arrival = 0; arrival < 100; arrival++) {
+    worker.begin(nowS);
+    worker.interrupt(nowS);
+    nowS = worker.endsS!;
+    worker.finish(nowS);
+  }
+  expect(worker.busyS).toBeCloseTo(nowS, 9);
+});

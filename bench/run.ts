@@ -1,12 +1,14 @@
 /**
  * `npm run bench -- SUITE [--json] [--record]` and `--list`. A table for a person; with --json that goes to stderr and stdout ends
- * with one JSON object {suite, figures} on its last line. What a suite logs goes to stderr. --record: see record.ts.
+ * with one JSON object {suite, figures} on its last line; `failed` is in it, and the exit code 1, when the suite measured a part
+ * alone. What a suite logs goes to stderr. --record: see record.ts.
  */
 import { existsSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
-import type { Figure, Suite } from './figures.ts';
+import { PartlyMeasured } from './failed.ts';
+import type { BenchContext, Figure, Suite } from './figures.ts';
 import { record } from './record.ts';
 import { makeScratch } from './scratch.ts';
 import { againUnpaced } from './unpaced.ts';
@@ -57,7 +59,13 @@ interface Output {
   readonly record: boolean;
 }
 
-async function runSuite(suite: Suite, args: readonly string[], output: Output, host: BenchHost): Promise<number> {
+/** A suite that measured nothing is an error, whatever it thinks of that. */
+export async function runSuite(
+  suite: Suite,
+  args: readonly string[],
+  output: Output,
+  host: BenchHost,
+): Promise<number> {
   if (suite.needs) await host.ensureSystemPackages(suite.needs);
   const log = (line: string): void => void process.stderr.write(`${line}\n`);
   const done = suite.unpaced ? await againUnpaced(log) : undefined;
@@ -69,14 +77,29 @@ async function runSuite(suite: Suite, args: readonly string[], output: Output, h
   const stop = (signal: NodeJS.Signals): void => process.exit(signal === 'SIGINT' ? 130 : 143);
   process.once('SIGINT', stop).once('SIGTERM', stop);
   try {
-    const figures = await suite.run({ args, scratchDir, log });
-    if (output.record) record(suite.name, figures);
+    const { figures, failed } = await measure(suite, { args, scratchDir, log });
+    if (figures.length === 0)
+      throw new KvError('CONFIG', `bench ${suite.name}: nothing was measured; say what to measure`);
+    if (output.record) record(suite.name, args, figures);
     (output.json ? process.stderr : process.stdout).write(table(figures));
-    if (output.json) process.stdout.write(`${JSON.stringify({ suite: suite.name, figures })}\n`);
-    return 0;
+    if (output.json) process.stdout.write(`${JSON.stringify({ suite: suite.name, figures, failed })}\n`);
+    for (const line of failed ?? []) log(line);
+    return failed === undefined ? 0 : 1;
   } finally {
     cleanUp();
     process.off('exit', cleanUp).off('SIGINT', stop).off('SIGTERM', stop);
+  }
+}
+
+async function measure(
+  suite: Suite,
+  context: BenchContext,
+): Promise<{ figures: readonly Figure[]; failed?: readonly string[] }> {
+  try {
+    return { figures: await suite.run(context) };
+  } catch (error) {
+    if (error instanceof PartlyMeasured) return error;
+    throw error;
   }
 }
 

@@ -48,10 +48,15 @@ export async function fio(
       '--group_reporting',
     ],
     ...['--time_based', `--runtime=${ms}ms`, '--output-format=json', '--overwrite=1', '--fallocate=none'],
-    ...['--file_service_type=sequential', '--thread', '--offset=4096'],
+    // As the tier reads and writes: memory and files that the kernel knows beforehand.
+    ...['--file_service_type=sequential', '--thread', '--offset=4096', '--fixedbufs=1', '--registerfiles=1'],
     ...shares.flatMap((share, job) => [`--name=job${job}`, `--filename=${share.join(':')}`]),
   ]).catch((error: Error) => {
-    throw new KvError('SETUP', `fio: does not run here (${error.message}); install it: apt-get install fio`);
+    const why = error.message.trim().split('\n').at(-1);
+    throw new KvError(
+      'SETUP',
+      `fio: does not run here (${why}); apt-get install fio, or let it lock memory: ulimit -l`,
+    );
   });
   const [job] = (JSON.parse(stdout) as Report).jobs;
   const { bw_bytes: bytesPerSecond, io_bytes: bytes } = job![kind];

@@ -65,6 +65,7 @@ export class SimulatedWorker {
   #stepTokens = 0;
   /** Counts up with each change, so that an event of before is known. */
   version = 0;
+  /** How long its steps ran that have ended. */
   busyS = 0;
   /** Where it has brought something in from: how fast that is it knows from then on. */
   readonly measured = { host: false, peer: false };
@@ -172,6 +173,8 @@ export class SimulatedWorker {
         ended.push(job);
       }
     }
+    // Not when they begin: those that an arrival cut off never ran.
+    this.busyS += this.#steps * this.#stepSeconds;
     this.#steps = 0;
     this.#stepTokens = 0;
     for (const job of ended) {
@@ -211,7 +214,6 @@ export class SimulatedWorker {
     this.#steps = tokens > 0 ? 1 : Math.max(left, 1);
     this.#stepSeconds = Math.max(stepS, tokens / prefillTokensPerS) + this.#running.length * stepPerRequestS;
     this.#stepsBeginS = nowS;
-    this.busyS += this.#steps * this.#stepSeconds;
     return loads;
   }
 

@@ -3,7 +3,7 @@
  * line on stdin is a question, answered by a line of JSON; the end of stdin is its end.
  */
 import { createHash, randomBytes } from 'node:crypto';
-import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { existsSync, readFileSync, unlinkSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { native } from '@kvtier/data-plane';
@@ -22,8 +22,9 @@ const hashes = Array.from(
   { length: blockCount },
   (_, i) => createHash('sha256').update(`${i}`).digest().toString('latin1') as HashKey,
 );
-const dir = mkdtempSync(existsSync('/dev/shm') ? '/dev/shm/kvtier-bench-' : join(scratchDir!, 'arena-'));
-const arena = native.arenaCreate(join(dir, 'arena'), arenaBytes, 2);
+const arenaPath = join(existsSync('/dev/shm') ? '/dev/shm' : scratchDir!, `kvtier-bench-peer-${process.pid}`);
+const arena = native.arenaCreate(arenaPath, arenaBytes, 2);
+unlinkSync(arenaPath); // the mapping is enough
 const slots = new ArenaTier({ arena, arenaBytes, nowUs: () => performance.now() * 1000 });
 const pem = (name: string): Buffer => readFileSync(join(scratchDir!, name));
 const security: PeerSecurity =
@@ -101,4 +102,3 @@ for await (const line of createInterface({ input: process.stdin })) say(await no
 await node.close();
 await loops.close();
 native.arenaClose(arena);
-rmSync(dir, { recursive: true });

@@ -5,6 +5,8 @@
 import { Agent, createServer, request } from 'node:http';
 import type { AddressInfo } from 'node:net';
 
+process.on('disconnect', () => process.exit()); // who started it has ended, however
+
 const [folder, engines] = process.argv.slice(2);
 const agent = new Agent({ keepAlive: true });
 let turn = 0;

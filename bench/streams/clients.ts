@@ -21,6 +21,7 @@ let skippedUntilMs = 0;
 process.on('message', () => {
   skippedUntilMs = performance.now() + 1_000;
 });
+process.on('disconnect', () => process.exit()); // who started it has ended, however
 process.channel?.unref();
 
 /** Counts by tens of microseconds. */

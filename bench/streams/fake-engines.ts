@@ -36,6 +36,8 @@ interface Call {
   end(): void;
 }
 
+process.on('disconnect', () => process.exit()); // who started it has ended, however
+
 const [folder, count, tokensPerS, modelDir] = process.argv.slice(2);
 const generatesMany = process.env.KVTIER_BENCH_GENERATE !== 'single';
 const idle = {

@@ -73,6 +73,10 @@ export async function streamsCost(options: StreamsOptions, log: (line: string) =
   const { folder, engines, tokensPerS, clients, seconds, answerTokens, promptTokens, isApart } = options;
   mkdirSync(folder, { recursive: true, mode: 0o700 });
   const started: ChildProcess[] = [];
+  const leave = (): void => {
+    for (const child of started) child.kill('SIGKILL');
+  };
+  process.once('exit', leave);
   const run = (args: readonly string[], between: boolean, env: NodeJS.ProcessEnv = {}): ChildProcess => {
     const stdio = ['ignore', 'pipe', 'inherit', 'ipc'] as const;
     const others = `1-${Math.max(availableParallelism() - 1, 1)}`;
@@ -151,7 +155,8 @@ export async function streamsCost(options: StreamsOptions, log: (line: string) =
     const liveMiB = [(await first)!, last] as const;
     return { straight, proxied, through, proxyCpuS, coordinatorCpuS, residentMiB, liveMiB };
   } finally {
-    for (const child of started) child.kill('SIGKILL');
+    leave();
+    process.off('exit', leave);
   }
 }
 

@@ -4,12 +4,13 @@
  * alternate and the best of each counts, as in STREAM, so that other processes disturb neither.
  */
 import { randomBytes } from 'node:crypto';
-import { rm } from 'node:fs/promises';
+import { unlinkSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
-import { native } from '@kvtier/data-plane';
-import { createExecutor } from '@kvtier/executor';
+import { type ArenaHandle, native } from '@kvtier/data-plane';
+import { createExecutor, type Executor } from '@kvtier/executor';
 import { binding } from '@kvtier/executor/testing';
 import { resolveModel } from '@kvtier/model';
+import { argumentsOf } from '../arguments.ts';
 import { type Figure, rate, type Suite } from '../figures.ts';
 
 const blocks = 2048; // 512 MiB of the 25m shape
@@ -18,7 +19,8 @@ const rounds = 9;
 const suite: Suite = {
   name: 'arena',
   description: 'export and import of KV blocks, with checksums, against memcpy',
-  async run({ log }): Promise<Figure[]> {
+  async run({ args, log }): Promise<Figure[]> {
+    argumentsOf('arena', args, {});
     const { dir } = await resolveModel('random:25m', (line, share) => log(`${line}: ${Math.round(100 * share)} %`));
     const threads = Math.min(2, availableParallelism());
     const executor = await createExecutor({
@@ -35,7 +37,7 @@ const suite: Suite = {
     const path = `/dev/shm/kvtier-bench-${process.pid}-${randomBytes(4).toString('hex')}`;
     const arena = native.arenaCreate(path, bytes, threads);
     try {
-      const number = executor.attachArena(path, bytes, native.arenaId(arena));
+      const number = attach(executor, path, bytes, arena);
       const ids = Int32Array.from({ length: blocks }, (_, i) => i + 1);
       const offsets = Float64Array.from({ length: blocks }, (_, i) => 4096 + i * slotBytes + 256);
       const total = blocks * blockBytes;
@@ -64,9 +66,17 @@ const suite: Suite = {
     } finally {
       await executor.close();
       native.arenaClose(arena);
-      await rm(path, { force: true });
     }
   },
 };
 
 export default suite;
+
+/** The mappings are enough: the name goes at once, and nothing is left however this process ends. */
+function attach(executor: Executor, path: string, bytes: number, arena: ArenaHandle): number {
+  try {
+    return executor.attachArena(path, bytes, native.arenaId(arena));
+  } finally {
+    unlinkSync(path);
+  }
+}

@@ -21,6 +21,7 @@ import { ChainHasher, SequenceHashes } from '@kvtier/identity';
 import { EventLog, type PackedEvents } from '@kvtier/prefix-cache';
 import { Engine, noConnector } from '@kvtier/scheduler';
 import { Publisher } from 'zeromq';
+import { argumentsOf } from '../arguments.ts';
 import { type Figure, median, rate, type Suite, time } from '../figures.ts';
 import { IdleExecutor } from '../idle-executor.ts';
 
@@ -282,7 +283,8 @@ const suite: Suite = {
   name: 'events',
   description:
     "KV events: blocks told per second, published and consumed, beside plain ZeroMQ; the engine's step with them and without",
-  async run({ scratchDir }) {
+  async run({ args, scratchDir }) {
+    argumentsOf('events', args, {});
     const figures: Figure[] = [];
     for (const shape of shapes) figures.push(...(await measureShape(scratchDir, shape)));
     figures.push(...(await measureSteps(scratchDir)));

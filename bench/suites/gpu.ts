@@ -11,7 +11,9 @@ import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
 import { gpuMissing } from '@kvtier/executor';
 import { resolveModel } from '@kvtier/model';
-import type { BenchContext, Figure, Suite } from '../figures.ts';
+import { argumentsOf } from '../arguments.ts';
+import { PartlyMeasured } from '../failed.ts';
+import type { Figure, Suite } from '../figures.ts';
 import { sizesOf, systemFigures } from '../gpu-system/figures.ts';
 
 const kernelBench = fileURLToPath(new URL('../../build/cuda/kernel_bench', import.meta.url));
@@ -22,55 +24,72 @@ const models = ['random:0.5b', 'random:8b'] as const;
 const suite: Suite = {
   name: 'gpu',
   description: 'the CUDA backend: kernels, GEMM, an 8B shape, transfers; cold, warm and restart through the system',
+  /** `npm run bench -- gpu [CASE...]`: these of kernel_bench's cases, by a part of their names. */
   async run(context) {
+    const { words } = argumentsOf('gpu', context.args, { anyWord: 'CASE' });
     const missing = gpuMissing();
     if (missing !== null) throw new KvError('GPU', `bench gpu: ${missing}; run it on a machine with an NVIDIA GPU`);
     if (!existsSync(kernelBench))
       throw new KvError('SETUP', `${kernelBench} was not built; install nvcc, run: npm run build`);
-    const figures = await kernelFigures(context);
+    const { figures, failed } = await kernelFigures(words, context.log);
     const { scratchDir } = context;
     for (const model of models) {
       try {
         await resolveModel(model, (line, share) => context.log(`${line}: ${Math.round(100 * share)} %`));
       } catch (error) {
-        context.log(`SKIPPED ${model}: ${(error as Error).message}`);
+        failed.push(`SKIPPED ${model}: ${(error as Error).message}`);
+        context.log(failed.at(-1)!);
         continue;
       }
       const one = { backend: 'cuda', model, ...sizesOf(model), promptTokens, maxStepTokens: null, scratchDir } as const;
       await systemFigures(one, (figure) => figures.push(figure));
     }
+    if (failed.length > 0) throw new PartlyMeasured('gpu', figures, failed);
     return figures;
   },
 };
 export default suite;
 
+interface Measured {
+  readonly figures: Figure[];
+  /** One line each, of cases that did not bring theirs. */
+  readonly failed: string[];
+}
+
 /** kernel_bench prints figures in this project's form, one a line; arguments name some of its cases. A case that failed costs itself only. */
-async function kernelFigures({ args, log }: BenchContext): Promise<Figure[]> {
-  const child = spawn(kernelBench, [...args], { stdio: ['ignore', 'pipe', 'inherit'] });
+async function kernelFigures(cases: readonly string[], log: (line: string) => void): Promise<Measured> {
+  const child = spawn(kernelBench, [...cases], { stdio: ['ignore', 'pipe', 'inherit'] });
   const ended = new Promise<number | null>((resolve, reject) => child.once('error', reject).once('close', resolve));
   const printed = await text(child.stdout);
-  const code = await ended;
-  const figures = figuresOf(printed, log);
-  if (figures.length === 0) throw new KvError('GPU', `kernel_bench ended with ${code}; what it said stands above`);
-  return [...figures, ...torchFigures(printed, log)];
+  const measured = measuredOf(printed, await ended);
+  if (measured.figures.length === 0)
+    throw new KvError('GPU', `${measured.failed.join('; ')}; what kernel_bench said stands above`);
+  const beside = torchFigures(printed, log);
+  const failed = [...measured.failed, ...beside.failed];
+  for (const line of failed) log(line);
+  return { figures: [...measured.figures, ...beside.figures], failed };
 }
 
-function figuresOf(printed: string, log: (line: string) => void): Figure[] {
-  const lines = printed.split('\n').filter((line) => line.endsWith('}'));
-  return lines.flatMap((line) => {
+/** Of what kernel_bench printed, and its exit code. */
+export function measuredOf(printed: string, code: number | null): Measured {
+  const figures: Figure[] = [];
+  const failed: string[] = [];
+  for (const line of printed.split('\n').filter((each) => each.endsWith('}'))) {
     const said = JSON.parse(line) as Figure | { readonly case: string; readonly error: string };
-    if (!('error' in said)) return [said];
-    log(`FAILED ${said.case}: ${said.error}`);
-    return [];
-  });
+    if ('error' in said) failed.push(`FAILED ${said.case}: ${said.error}`);
+    else figures.push(said);
+  }
+  if (failed.length === 0 && (code !== 0 || figures.length === 0))
+    failed.push(`FAILED: kernel_bench ended with ${code}`);
+  return { figures, failed };
 }
 
-/** Prefill attention against torch's, at the shapes that kernel_bench has just measured. */
-function torchFigures(printed: string, log: (line: string) => void): Figure[] {
+/** Prefill attention against torch's, at the shapes that kernel_bench has just measured. Where there is no torch, there is no comparison. */
+function torchFigures(printed: string, log: (line: string) => void): Measured {
   const python = process.env.KVTIER_TORCH_PYTHON ?? 'python3';
   const run = spawnSync(python, [torchAttention], { input: printed, encoding: 'utf8', timeout: 300_000 });
-  if (run.status === 0) return figuresOf(run.stdout, log);
+  if (run.status === 0 && run.stdout.trim() !== '') return measuredOf(run.stdout, 0);
   const why = run.error?.message ?? run.stderr.trim().split('\n').at(-1);
   log(`SKIPPED the comparison with torch: ${why} (KVTIER_TORCH_PYTHON names a Python with torch)`);
-  return [];
+  return { figures: [], failed: [] };
 }

@@ -10,6 +10,7 @@ import { fileURLToPath } from 'node:url';
 import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
 import { ChainHasher, type HashAlgorithm, SequenceHashes, serialize } from '@kvtier/identity';
+import { argumentsOf } from '../arguments.ts';
 import { median, type Suite, time } from '../figures.ts';
 
 const promptTokens = 32_768;
@@ -85,6 +86,7 @@ const suite: Suite = {
   description: 'block hashes of a 32k-token prompt, against Python (hashlib + cbor2) and the bare digest',
   needs: ['python3-cbor2'],
   async run(context) {
+    argumentsOf('hash', context.args, {});
     const tokens = prompt();
     const algorithms: readonly HashAlgorithm[] = ['sha256_cbor', 'sha256', 'xxhash_cbor', 'xxhash'];
     const hashers = algorithms.map((algorithm) => new ChainHasher({ algorithm, blockTokens }));

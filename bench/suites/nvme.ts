@@ -7,6 +7,7 @@ import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
 import { ArenaTier } from '@kvtier/tiers';
+import { argumentsOf } from '../arguments.ts';
 import type { BenchContext, Figure, Suite } from '../figures.ts';
 import { measureRates, type Place } from '../nvme/rates.ts';
 import { measureRestart } from '../nvme/restart.ts';
@@ -20,7 +21,11 @@ const sizes = [
   { label: '32m', payloadBytes: 32 << 20 },
 ];
 
+export const labels = sizes.map(({ label }) => label);
+
 async function runNvme(context: BenchContext): Promise<Figure[]> {
+  const { words } = argumentsOf('nvme', context.args, { words: [...labels, 'restart'] });
+  const isChosen = (part: string): boolean => words.length === 0 || words.includes(part);
   const arenaPath = `/dev/shm/kvtier-bench-nvme-${process.pid}`;
   const arena = native.arenaCreate(arenaPath, arenaBytes, 2);
   unlinkSync(arenaPath); // the mapping is enough
@@ -29,8 +34,6 @@ async function runNvme(context: BenchContext): Promise<Figure[]> {
   const error = (fields: object, message: string): void => context.log(`${message} ${JSON.stringify(fields)}`);
   const place: Place = { arena, slots, log: { info: () => {}, warn: () => {}, error } };
   try {
-    const { args } = context;
-    const isChosen = (part: string): boolean => args.length === 0 || args.includes(part);
     const figures: Figure[] = [];
     for (const { label, payloadBytes } of sizes.filter((each) => isChosen(each.label))) {
       figures.push(...(await measureRates(context, place, label, payloadBytes)));

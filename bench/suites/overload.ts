@@ -1,12 +1,15 @@
 /**
  * What is served in time when more is asked than can be: one prefill and one decode worker, real processes, each on a host and beside a
- * node of its own, behind a coordinator that knows by when each first token is wanted. `at` saturation as many requests come in a
- * second as clients that ask without a pause are answered; then twice as many. Arrivals are drawn beforehand from a seed.
+ * node of its own, behind a coordinator that knows by when each first token is wanted. Saturation is a load of which more than a
+ * seventh is not served in time, while of one that is less by a sixth it is not so: it is looked for anew in each run, beginning with what
+ * clients that ask without a pause are answered at most. That load and twice as much of it are then asked for in turns. Arrivals are drawn
+ * beforehand from a seed. In time: the first token, and each pause behind it (goodput.ts).
  *
- *   goodput_prefill  long prompts, short answers: answers a second whose first token came in time, at twice saturation; beside those at
- *                    saturation: ratio ≥ 0.9
+ *   goodput_prefill  long prompts, short answers: answers in time a second at twice saturation; beside those at saturation: ratio ≥ 0.9
  *   goodput_decode   short prompts, long answers
  *   goodput_both     both long
+ *   of_most_*        the same beside all answers a second of clients that ask without a pause and want nothing in time: what the machine
+ *                    can do, so that a bad saturation flatters nobody
  *
  * What is not served is told so with 429 and `Retry-After`, or by the time its first token was wanted; anything else, and whoever has no
  * answer by `limitMs`, is an error.
@@ -18,10 +21,12 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { KvError } from '@kvtier/errors';
 import { resolveModel } from '@kvtier/model';
 import { hostsMissing } from '../../infra/hosts/hosts.ts';
+import { argumentsOf } from '../arguments.ts';
 import { evenCores } from '../even-cores.ts';
 import { type BenchContext, type Figure, median, rate, type Suite } from '../figures.ts';
+import { type Ended, type Served, saturation, says, served } from '../goodput.ts';
 import { PdCluster } from '../pd-cluster.ts';
-import { arrivals, ask, freshPrompt } from '../pd-load.ts';
+import { arrivals, ask, askUnlessRefused, freshPrompt, type Targets } from '../pd-load.ts';
 
 const shapes = {
   prefill: { prompt: 1_600, answer: 8 },
@@ -29,10 +34,14 @@ const shapes = {
   both: { prompt: 800, answer: 100 },
 };
 type Shape = (typeof shapes)['both'];
-/** Clients that ask without a pause. */
-const busyClients = 12;
+/** So many clients ask without a pause, or more of them, as long as more of them get more answers, so many times. */
+const [busyClients, grows] = [[12, 24, 48], 1.05] as const;
 /** A first token is in time within so many times what a lone request takes. */
 const ttftTimes = 6;
+/** A pause between two tokens is at most. */
+const itlMs = 200;
+/** Of the arrivals: of the search, and of each round. */
+const [searchSeed, seeds] = [10, [11, 12]] as const;
 const gbit = 10;
 const defaultSeconds = 20;
 /** Whoever waits for longer waits for ever. */
@@ -44,23 +53,19 @@ const suite: Suite = {
   needs: ['iproute2', 'nftables'],
   /** `npm run bench -- overload [SECONDS] [--only=SHAPE,SHAPE] [--uneven] [--verbose]`; verbose: each request, what was decided, and when it came */
   async run(context) {
+    const { options, number: seconds = defaultSeconds } = given(context);
     const missing = hostsMissing();
     if (missing !== undefined) throw new KvError('SETUP', missing);
-    const seconds = Number(context.args.find((arg) => /^\d+$/.test(arg)) ?? defaultSeconds);
     const { dir } = await resolveModel('random:25m');
     const cluster = await PdCluster.start(dir);
-    const rest = context.args.includes('--uneven') ? () => {} : evenCores();
+    const rest = options.uneven ? () => {} : evenCores();
     try {
       await cluster.rate(gbit);
-      await cluster.coordinate({ ttftMs: 2_000, itlMs: 200 }, ['predicted']);
+      await cluster.coordinate({ ttftMs: 2_000, itlMs }, ['predicted']);
       const url = cluster.url('predicted');
       const figures: Figure[] = [];
-      const only = context.args
-        .find((arg) => arg.startsWith('--only='))
-        ?.slice('--only='.length)
-        .split(',');
-      for (const [name, shape] of Object.entries(shapes).filter(([name]) => only?.includes(name) ?? true))
-        figures.push(await measure(context, url, name, shape, seconds));
+      for (const [name, shape] of Object.entries(shapes).filter(([name]) => options.only?.includes(name) ?? true))
+        figures.push(...(await measure(context, url, name, shape, seconds)));
       return figures;
     } finally {
       rest();
@@ -70,82 +75,101 @@ const suite: Suite = {
 };
 export default suite;
 
+const given = ({ args }: BenchContext) =>
+  argumentsOf('overload', args, {
+    options: { only: Object.keys(shapes), uneven: 'flag', verbose: 'flag' },
+    number: 'SECONDS',
+  });
+
 async function measure(context: BenchContext, url: string, name: string, shape: Shape, seconds: number) {
   const lone: number[] = [];
   for (let i = 0; i < 6; i++) lone.push((await ask(url, 'prompt', freshPrompt(shape.prompt), 1)).ttftMs);
-  const ttftMs = Math.ceil(ttftTimes * median(lone.slice(3))); // code is compiled
-  await busy(url, shape, seconds / 4); // rates are learned
-  const perS = await busy(url, shape, seconds);
-  context.log(`${name}: ${perS.toFixed(2)} answers a second at most; a first token is in time within ${ttftMs} ms`);
-  const goods: number[] = [];
-  for (const factor of [1, 2]) {
-    const due = arrivals({ prompt: perS * factor, stream: 0 }, seconds * 1_000, 11);
-    const beginMs = performance.now();
-    const outcomes = await Promise.all(
-      due.map(async ({ atMs }) => {
-        await sleep(Math.max(0, beginMs + atMs - performance.now()));
-        return askInTime(url, shape, ttftMs);
-      }),
+  const targets = { ttftMs: Math.ceil(ttftTimes * median(lone.slice(3))), itlMs }; // code is compiled
+  await busy(url, shape, seconds / 4, busyClients[0]); // rates are learned
+  const mostPerS = await most(url, shape, seconds);
+  context.log(
+    `${name}: ${mostPerS.toFixed(2)} answers a second at most; in time are a first token within ${targets.ttftMs} ms and ` +
+      `pauses of ${itlMs} ms`,
+  );
+  const load = async (perS: number, seed: number): Promise<Served> => {
+    const found = await ended(context, url, shape, targets, perS, seconds, seed);
+    const all = served(found, targets, seconds * 1_000);
+    context.log(`${name}, ${perS.toFixed(2)} a second: ${says(all)}; ${all.goodPerS.toFixed(2)} in time a second`);
+    return all;
+  };
+  const perS = await saturation(mostPerS, (perS) => load(perS, searchSeed));
+  const found: Record<1 | 2, Served[]> = { 1: [], 2: [] };
+  for (const [round, seed] of seeds.entries())
+    for (const factor of round % 2 === 0 ? ([1, 2] as const) : ([2, 1] as const))
+      found[factor].push(await load(perS * factor, seed));
+  if (found[1].every(({ inTime, asked }) => inTime === asked))
+    throw new KvError(
+      'CONFIG',
+      `bench overload: ${name}: all of ${perS.toFixed(2)} a second was in time, so that is no saturation; ask for more SECONDS`,
     );
-    const count = (what: Outcome['what']): number => outcomes.filter((outcome) => outcome.what === what).length;
-    if (context.args.includes('--verbose'))
-      for (const [at, { what, firstMs, decision }] of outcomes.entries())
-        context.log(`  ${due[at]!.atMs.toFixed(0)} ms: ${what}, ${firstMs?.toFixed(0) ?? '-'} ms; ${decision}`);
-    goods.push(count('in time') / seconds);
-    context.log(
-      `${name}, ${factor} times: ${due.length} asked, ${count('in time')} in time, ${count('late')} late, ` +
-        `${count('refused')} told to come again`,
-    );
+  const goodOf = (all: readonly Served[]): number => all.reduce((sum, { goodPerS }) => sum + goodPerS, 0) / all.length;
+  const [once, twice] = [goodOf(found[1]), goodOf(found[2])];
+  return [
+    rate(`goodput_${name}`, twice, 'answers/s', once, `at saturation, ${perS.toFixed(2)} asked; ratio ≥ 0.9`),
+    rate(`of_most_${name}`, twice, 'answers/s', mostPerS, 'all answers of clients that ask without a pause'),
+  ];
+}
+
+/** Answers a second, in time or not, of as many clients as are answered most. */
+async function most(url: string, shape: Shape, seconds: number): Promise<number> {
+  let perS = 0;
+  for (const clients of busyClients) {
+    const before = perS;
+    perS = Math.max(before, await busy(url, shape, seconds, clients));
+    if (perS < grows * before) break;
   }
-  return rate(`goodput_${name}`, goods[1]!, 'answers/s', goods[0]!, 'at saturation');
+  return perS;
 }
 
 /** Answers a second. */
-async function busy(url: string, shape: Shape, seconds: number): Promise<number> {
+async function busy(url: string, shape: Shape, seconds: number, clients: number): Promise<number> {
   const beganMs = performance.now();
   let answered = 0;
   const client = async (): Promise<void> => {
     while (performance.now() < beganMs + seconds * 1_000) {
-      await ask(url, 'prompt', freshPrompt(shape.prompt), shape.answer);
-      answered++;
+      const answer = await askUnlessRefused(url, 'prompt', freshPrompt(shape.prompt), shape.answer);
+      if (!('refused' in answer)) answered++;
     }
   };
-  await Promise.all(Array.from({ length: busyClients }, client));
+  await Promise.all(Array.from({ length: clients }, client));
   return (answered / (performance.now() - beganMs)) * 1_000;
 }
 
-interface Outcome {
-  readonly what: 'in time' | 'late' | 'refused';
-  readonly firstMs: number | undefined;
-  /** What the coordinator decided, and by which figures. */
-  readonly decision: string;
-}
-
-async function askInTime(url: string, shape: Shape, ttftMs: number): Promise<Outcome> {
+/** Each is sent when it is due, however those before it are served. */
+function ended(
+  context: BenchContext,
+  url: string,
+  shape: Shape,
+  { ttftMs: wantedMs }: Targets,
+  perS: number,
+  seconds: number,
+  seed: number,
+): Promise<Ended[]> {
+  const { verbose } = given(context).options;
   const beganMs = performance.now();
-  const response = await fetch(`${url}/v1/completions`, {
-    method: 'POST',
-    headers: { 'content-type': 'application/json', 'x-slo-ttft-ms': String(ttftMs) },
-    body: JSON.stringify({
-      ...{ prompt: freshPrompt(shape.prompt), max_tokens: shape.answer, temperature: 0 },
-      ...{ stream: true, return_token_ids: true, ignore_eos: true },
+  return Promise.all(
+    arrivals({ prompt: perS, stream: 0 }, seconds * 1_000, seed).map(async ({ atMs }) => {
+      await sleep(Math.max(0, beganMs + atMs - performance.now()));
+      const prompt = freshPrompt(shape.prompt);
+      const answer = await askUnlessRefused(url, 'prompt', prompt, shape.answer, { wantedMs, limitMs });
+      const endMs = performance.now() - beganMs;
+      if ('refused' in answer) {
+        if (verbose) context.log(`  ${atMs.toFixed(0)} ms: refused; ${answer.refused.slice(0, 300)}`);
+        return { endMs, answer: undefined };
+      }
+      const { ttftMs, gapsMs, decision } = answer;
+      const pauseMs = Math.max(0, ...gapsMs);
+      if (verbose)
+        context.log(
+          `  ${atMs.toFixed(0)} ms: first token after ${ttftMs.toFixed(0)} ms, longest pause ${pauseMs.toFixed(0)}, ` +
+            `ended at ${endMs.toFixed(0)}; ${decision}`,
+        );
+      return { endMs, answer };
     }),
-    signal: AbortSignal.timeout(limitMs),
-  });
-  if (response.status === 429 && response.headers.has('retry-after')) {
-    return { what: 'refused', firstMs: undefined, decision: (await response.text()).slice(0, 300) };
-  }
-  if (response.status !== 200) throw new KvError('REQUEST', `${url}: ${response.status} ${await response.text()}`);
-  let firstMs: number | undefined;
-  let text = '';
-  const decoder = new TextDecoder();
-  for await (const bytes of response.body!) {
-    firstMs ??= performance.now();
-    text = (text + decoder.decode(bytes, { stream: true })).slice(-4_096);
-    if (text.includes('"error"')) throw new KvError('REQUEST', `${url}: ${text.slice(-300)}`);
-  }
-  if (!text.endsWith('data: [DONE]\n\n')) throw new KvError('REQUEST', `${url}: the stream broke off`);
-  const tookMs = firstMs! - beganMs;
-  const decision = response.headers.get('x-kvtier-handoff') ?? '';
-  return { what: tookMs <= ttftMs ? 'in time' : 'late', firstMs: tookMs, decision };
+  );
 }

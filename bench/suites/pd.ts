@@ -9,11 +9,13 @@
  *   ttft_p90_NG   to the first token of a long prompt; beside two combined: ratio ≥ 0.95
  *   goodput_NG    most requests a second within both targets, whatever the load; beside two combined: ratio ≥ 1.3
  *   hidden_NG     of the blocks that came to the decode worker, those that came before all were computed: ratio ≥ 0.8
- *   decision_NG   the mean time of a request as the coordinator decides, beside the better of always and never: ratio ≥ 0.97; the
- *                 worst of `mixed`, `short` and `warm`
+ *   decision_NG   the median time of a request as the coordinator decides (of `mixed`, of the rounds' means), beside the better of always
+ *                 and never: ratio ≥ 0.97; the worst of `mixed`, `short` and `warm`
+ *   mean_decision_NG  the same of means: what it decides wrongly now and then, medians do not show
  *
- * Percentiles are of all rounds together. Only those coordinators run that are asked, but for `short`, `warm` and the ways `always` and
- * `never`, which have all: each reads the events of its workers, asked or not.
+ * Percentiles are of all rounds together. Each round has all ways, another one first. Only that coordinator of the prefill and the decode
+ * worker runs that is asked, for each reads the events of its workers, asked or not; it is started anew for its turn and learns rates
+ * before it counts. For `hidden`, `short` and `warm` all run.
  *
  * Targets are of the machine: two and a half times a lone prompt's first token, and 0.57 of the pause that a whole step of a prompt
  * makes. They are measured anew for each link, just before what they judge.
@@ -34,10 +36,22 @@
 import { KvError } from '@kvtier/errors';
 import { resolveModel } from '@kvtier/model';
 import { hostsMissing } from '../../infra/hosts/hosts.ts';
+import { argumentsOf } from '../arguments.ts';
 import { evenCores } from '../even-cores.ts';
 import { type BenchContext, type Figure, median, rate, type Suite, time } from '../figures.ts';
 import { PdCluster, type Way } from '../pd-cluster.ts';
-import { arrivals, ask, freshPrompt, mixedLoad, percentile, saysParts, type Timed } from '../pd-load.ts';
+import { type DecidedWay, decidedWays, decisionFigures, inTurn, type Taken } from '../pd-decision.ts';
+import {
+  arrivals,
+  ask,
+  freshPrompt,
+  isInTime,
+  mixedLoad,
+  percentile,
+  saysParts,
+  type Targets,
+  type Timed,
+} from '../pd-load.ts';
 
 const links = [1, 10];
 /**
@@ -48,10 +62,6 @@ const links = [1, 10];
 const [ttftTimes, pauseShare] = [2.5, 0.57];
 /** Prompt tokens of a whole step, at all workers: some 0.2 s of a processor, as 8,192 of them are of a GPU. */
 const stepTokens = 256;
-interface Targets {
-  readonly ttftMs: number;
-  readonly itlMs: number;
-}
 const shape = { streamTokens: 48, answerTokens: 64, promptTokens: 1_600, promptAnswerTokens: 8 };
 /** Streams at a time, for what a decode worker does at most. */
 const streamsAtOnce = 8;
@@ -74,17 +84,16 @@ const suite: Suite = {
   needs: ['iproute2', 'nftables'],
   /** `npm run bench -- pd [ROUNDS] [--from=N] [--gbit=N] [--only=PART,PART] [--uneven] [--verbose]` */
   async run(context) {
+    const { options, number: rounds = defaultRounds } = given(context);
     const missing = hostsMissing();
     if (missing !== undefined) throw new KvError('SETUP', missing);
-    const only = partsOf(context.args);
-    const rounds = Number(context.args.find((arg) => /^\d+$/.test(arg)) ?? defaultRounds);
+    const only: ReadonlySet<Part> = new Set(options.only ?? parts);
     const { dir } = await resolveModel('random:25m');
     const cluster = await PdCluster.start(dir, stepTokens);
-    const rest = context.args.includes('--uneven') ? () => {} : evenCores();
+    const rest = options.uneven ? () => {} : evenCores();
     try {
       const figures: Figure[] = [];
-      const gbits = optionOf(context.args, 'gbit');
-      for (const gbit of gbits === undefined ? links : [Number(gbits)]) {
+      for (const gbit of options.gbit === undefined ? links : [options.gbit]) {
         await cluster.rate(gbit);
         const targets = await targetsOf(cluster);
         context.log(`${gbit} Gbit/s: targets ${targets.ttftMs} ms to the first token, ${targets.itlMs} ms between two`);
@@ -102,20 +111,11 @@ export default suite;
 const parts = ['mixed', 'goodput', 'hidden', 'short', 'warm'] as const;
 type Part = (typeof parts)[number];
 
-const optionOf = (args: readonly string[], name: string): string | undefined =>
-  args.find((arg) => arg.startsWith(`--${name}=`))?.slice(name.length + 3);
-
-/** @throws KvError CONFIG for a part that does not exist */
-function partsOf(args: readonly string[]): ReadonlySet<Part> {
-  const only = optionOf(args, 'only')?.split(',') ?? parts;
-  const isPart = (name: string): name is Part => (parts as readonly string[]).includes(name);
-  return new Set(
-    only.map((name) => {
-      if (isPart(name)) return name;
-      throw new KvError('CONFIG', `bench pd: --only=${name}: no such part; there are ${parts.join(', ')}`);
-    }),
-  );
-}
+const given = ({ args }: BenchContext) =>
+  argumentsOf('pd', args, {
+    options: { from: 'index', gbit: 'count', only: parts, uneven: 'flag', verbose: 'flag' },
+    number: 'ROUNDS',
+  });
 
 async function targetsOf(cluster: PdCluster): Promise<Targets> {
   const url = cluster.url('combined');
@@ -137,11 +137,10 @@ async function measure(
   rounds: number,
   only: ReadonlySet<Part>,
 ): Promise<Figure[]> {
-  const isGood = ({ ttftMs, gapsMs }: Timed): boolean =>
-    ttftMs <= targets.ttftMs && gapsMs.every((gapMs) => gapMs <= targets.itlMs);
+  const isGood = (one: Timed): boolean => isInTime(one, targets);
   const good = (all: readonly Timed[], ms = roundMs): number => all.filter(isGood).length / (ms / 1000);
   const say = (way: string, all: readonly Timed[]): void => {
-    if (!context.args.includes('--verbose')) return;
+    if (!given(context).options.verbose) return;
     for (const each of all)
       context.log(
         `${gbit} Gbit/s ${way}: ${each.kind} of ${each.tokens}, ttft ${each.ttftMs.toFixed(0)} ms (${saysParts([each])}), ` +
@@ -180,38 +179,47 @@ async function measure(
   };
   const isLoaded = only.has('mixed') || only.has('goodput');
   for (const way of ['combined', 'predicted'] as const) if (isLoaded) await load(way, otherMs / 4, 7);
-  const from = Number(optionOf(context.args, 'from') ?? 0);
+  const from = given(context).options.from ?? 0;
   const taken: Record<Way, Timed[][]> = { predicted: [], combined: [], always: [], never: [] };
   /** Requests a second within both targets, by factor. */
   const goods: Record<'predicted' | 'combined', number[][]> = { predicted: [], combined: [] };
+  const lones = async (way: Way): Promise<void> => {
+    for (let at = 0; at < 2 * loneRounds; at++)
+      await ask(cluster.url(way), 'prompt', freshPrompt(shape.promptTokens), 1);
+  };
+  let alone: DecidedWay = 'predicted';
+  const turnTo = async (way: DecidedWay): Promise<void> => {
+    if (way === alone) return;
+    await cluster.coordinate(targets, [way]);
+    await lones(way);
+    await load(way, otherMs / 4, 7);
+    alone = way;
+  };
+  const loaded: readonly DecidedWay[] = only.has('mixed') ? decidedWays : only.has('goodput') ? ['predicted'] : [];
   for (let at = from; at < from + rounds; at++) {
     const isEven = at % 2 === 0;
     const both: ('predicted' | 'combined')[] = isEven ? ['predicted', 'combined'] : ['combined', 'predicted'];
-    for (const way of isLoaded ? both : []) taken[way].push(await load(way, roundMs, 100 + at));
-    for (const way of only.has('goodput') ? both : []) {
-      const byFactor: number[] = [];
-      for (const factor of factors)
-        byFactor.push(
-          factor === 1 ? good(taken[way].at(-1)!) : good(await load(way, otherMs, 100 + at, factor), otherMs),
-        );
-      goods[way].push(byFactor);
+    for (const way of inTurn(loaded, at)) {
+      await turnTo(way);
+      for (const one of way === 'predicted' ? both : [way]) taken[one].push(await load(one, roundMs, 100 + at));
+      for (const one of way === 'predicted' && only.has('goodput') ? both : []) {
+        const byFactor: number[] = [];
+        for (const factor of factors)
+          byFactor.push(
+            factor === 1 ? good(taken[one].at(-1)!) : good(await load(one, otherMs, 100 + at, factor), otherMs),
+          );
+        goods[one].push(byFactor);
+      }
     }
   }
-  await cluster.coordinate(targets, ['predicted', 'always', 'never']);
-  for (let at = 0; at < 2 * loneRounds; at++)
-    for (const way of ['always', 'never'] as const)
-      await ask(cluster.url(way), 'prompt', freshPrompt(shape.promptTokens), 1);
-  for (const way of ['always', 'never'] as const) {
-    if (!only.has('mixed')) continue;
-    await load(way, otherMs / 4, 7);
-    for (let at = from; at < from + rounds; at++) taken[way].push(await load(way, roundMs, 100 + at));
-  }
+  await cluster.coordinate(targets, decidedWays);
+  for (const way of decidedWays) if (way !== alone) await lones(way);
   const figures: Figure[] = [];
   if (only.has('mixed')) figures.push(...mixed(context, gbit, taken, good, targets.itlMs));
   if (only.has('goodput')) figures.push(goodput(context, gbit, goods));
   if (only.has('hidden')) figures.push(await hidden(context, cluster, gbit, say));
   const kinds = (['mixed', 'short', 'warm'] as const).filter((kind) => only.has(kind));
-  if (kinds.length > 0) figures.push(await decision(context, cluster, gbit, taken, kinds, say));
+  if (kinds.length > 0) figures.push(...(await decision(context, cluster, gbit, taken, kinds, say)));
   return figures;
 }
 
@@ -278,7 +286,6 @@ function byReason(all: readonly Timed[]): Map<string, Timed[]> {
   return found;
 }
 const isSplit = ({ decision: text }: Timed): boolean => text.startsWith('split ');
-const wholeOf = (all: readonly Timed[]): number => all.reduce((sum, { wholeMs }) => sum + wholeMs, 0) / all.length;
 
 type Say = (way: string, all: readonly Timed[]) => void;
 
@@ -315,44 +322,32 @@ async function decision(
   context: BenchContext,
   cluster: PdCluster,
   gbit: number,
-  taken: Readonly<Record<Way, Timed[][]>>,
+  loaded: Readonly<Record<Way, Timed[][]>>,
   kinds: readonly ('mixed' | 'short' | 'warm')[],
   say: Say,
-): Promise<Figure> {
-  const ways = ['predicted', 'always', 'never'] as const;
-  const means = new Map<string, Record<(typeof ways)[number], number>>();
-  const meanOf = (all: Readonly<Record<(typeof ways)[number], readonly Timed[][]>>) => ({
-    predicted: median(all.predicted.map(wholeOf)),
-    always: median(all.always.map(wholeOf)),
-    never: median(all.never.map(wholeOf)),
-  });
+): Promise<Figure[]> {
+  const byKind = new Map<string, Taken>();
+  const timesOf = (all: Readonly<Record<DecidedWay, Timed[][]>>): Taken => {
+    const of = (way: DecidedWay): number[][] => all[way].map((round) => round.map(({ wholeMs }) => wholeMs));
+    return { predicted: of('predicted'), always: of('always'), never: of('never') };
+  };
   for (const kind of kinds) {
     if (kind === 'mixed') {
-      means.set(kind, meanOf(taken));
+      byKind.set(kind, timesOf(loaded));
       continue;
     }
-    const lone: Record<(typeof ways)[number], Timed[][]> = { predicted: [], always: [], never: [] };
+    const lone: Record<DecidedWay, Timed[][]> = { predicted: [], always: [], never: [] };
     for (let at = 0; at < turns[kind]; at++) {
       const held = kind === 'warm' ? freshPrompt(shape.promptTokens) : [];
       if (kind === 'warm') await ask(cluster.url('never'), 'prompt', held, 1);
-      for (let turn = 0; turn < ways.length; turn++) {
-        const way = ways[(at + turn) % ways.length]!;
+      for (const way of inTurn(decidedWays, at)) {
         // Who was just asked has its code and its memory at hand: all have been.
         await ask(cluster.url(way), 'prompt', freshPrompt(wakingTokens), 1);
         lone[way].push([await ask(cluster.url(way), 'prompt', [...held, ...freshPrompt(48)], 8)]);
       }
     }
-    for (const way of ways) say(`${kind} ${way}`, lone[way].flat());
-    means.set(kind, meanOf(lone));
+    for (const way of decidedWays) say(`${kind} ${way}`, lone[way].flat());
+    byKind.set(kind, timesOf(lone));
   }
-  const rows = [...means].map(([kind, { predicted, always, never }]) => {
-    const better = Math.min(always, never);
-    context.log(
-      `${gbit} Gbit/s ${kind}: decided ${predicted.toFixed(1)} ms, always ${always.toFixed(1)} ms, never ${never.toFixed(1)} ms`,
-    );
-    return { kind, predicted, better };
-  });
-  const worst = rows.reduce((a, b) => (b.better / b.predicted < a.better / a.predicted ? b : a));
-  const limit = `the better of always and never, ${worst.kind}, the worst of ${rows.length}; ratio ≥ 0.97`;
-  return time(`decision_${gbit}g`, worst.predicted, 'ms', worst.better, limit);
+  return decisionFigures(gbit, byKind, context.log);
 }

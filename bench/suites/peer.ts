@@ -6,10 +6,11 @@
  * Arena to arena means: found by the index, requested, received into its slot, header and checksum verified.
  */
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
-import { writeFileSync } from 'node:fs';
+import { existsSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
+import { argumentsOf } from '../arguments.ts';
 import { type BenchContext, type Figure, median, rate, type Suite, time } from '../figures.ts';
 import { isPaced, unpace } from '../unpaced.ts';
 
@@ -51,8 +52,33 @@ function makeNamespaces(): void {
   }
 }
 
-const inSpace = (space: string, command: readonly string[]): ChildProcess =>
-  spawn('ip', ['netns', 'exec', space, ...command], { stdio: ['pipe', 'pipe', 'inherit'] });
+const started = new Set<ChildProcess>();
+const arenas: string[] = [];
+
+/** What is spawned so is that process itself. */
+function inSpace(space: string, command: readonly string[]): ChildProcess {
+  const child = spawn('ip', ['netns', 'exec', space, ...command], { stdio: ['pipe', 'pipe', 'inherit'] });
+  started.add(child);
+  arenas.push(`/dev/shm/kvtier-bench-peer-${child.pid}`);
+  child.once('exit', () => started.delete(child));
+  return child;
+}
+
+/** All that this suite made outside of its scratch folder; also when its process ends by a signal or an error. */
+function leave(): void {
+  for (const child of started) child.kill('SIGKILL');
+  for (const path of arenas) rmSync(path, { force: true }); // of a node that died while it made its own
+  for (const space of [giver, fetcher]) {
+    if (!existsSync(`/var/run/netns/${space}`)) continue;
+    try {
+      ip('netns', 'del', space);
+    } catch (error) {
+      process.stderr.write(
+        `kvtier: ${space}: was not removed (${(error as Error).message}); run: ip netns del ${space}\n`,
+      );
+    }
+  }
+}
 
 /** An authority and one certificate, for both nodes. */
 function makeCertificates(dir: string, address: string): void {
@@ -203,19 +229,21 @@ const suite: Suite = {
   description: "blocks from another node's arena over a veth pair, plain and under TLS, against iperf3",
   needs: ['iperf3', 'iproute2', 'openssl'],
   async run(context) {
+    argumentsOf('peer', context.args, {});
     makeCertificates(context.scratchDir, '10.77.0.1');
-    makeNamespaces();
-    const server = inSpace(giver, ['iperf3', '-s', '-p', String(iperfPort)]);
-    server.stdout!.resume();
+    process.once('exit', leave);
     try {
+      makeNamespaces();
+      const server = inSpace(giver, ['iperf3', '-s', '-p', String(iperfPort)]);
+      server.stdout!.resume();
       await new Promise((resolve) => setTimeout(resolve, 500));
       const limitStreams = bestStreams(context);
       const figures: Figure[] = [];
       for (const one of cases) figures.push(...(await measure(context, limitStreams, one)));
       return figures;
     } finally {
-      server.kill();
-      for (const space of [giver, fetcher]) ip('netns', 'del', space);
+      leave();
+      process.off('exit', leave);
     }
   },
 };

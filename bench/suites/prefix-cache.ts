@@ -13,6 +13,7 @@ import { KvError } from '@kvtier/errors';
 import { ChainHasher, SequenceHashes } from '@kvtier/identity';
 import { type AttentionSpec, type CacheRequest, KvCacheManager } from '@kvtier/prefix-cache';
 import { Engine, noConnector } from '@kvtier/scheduler';
+import { argumentsOf } from '../arguments.ts';
 import { type Figure, median, type Suite, time } from '../figures.ts';
 import { IdleExecutor } from '../idle-executor.ts';
 
@@ -213,7 +214,7 @@ const suite: Suite = {
   description: "the engine's prefix cache per block, against plain Python; a scheduler's step; memory over many steps",
   needs: ['python3-cbor2'],
   async run(context) {
-    const steps = Number(context.args.find((arg) => /^\d+$/.test(arg)) ?? 20_000);
+    const { number: steps = 20_000 } = argumentsOf('prefix-cache', context.args, { number: 'STEPS' });
     const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens });
     const figures: Figure[] = [];
     const reference = new Reference();

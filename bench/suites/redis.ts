@@ -17,6 +17,7 @@ import { encodeHeader, type HashKey, headerBytes, namespaceFromDigest } from '@k
 import { ArenaMemory, ArenaTier, type SlotBlock } from '@kvtier/tiers';
 import { defaultRedisSettings, RedisTier } from '@kvtier/tiers/redis';
 import { RedisServer } from '../../infra/redis/servers.ts';
+import { argumentsOf } from '../arguments.ts';
 import { type BenchContext, type Figure, median, rate, type Suite, time } from '../figures.ts';
 
 const rounds = 9;
@@ -143,18 +144,9 @@ async function probe(port: number, work?: () => Promise<void>): Promise<number> 
   return Number(text);
 }
 
-/** partBytes=N depth=N on the command line, for looking at other settings than the default. */
-function chosen(args: readonly string[]): { partBytes?: number; depth?: number } {
-  const pairs = args.map((arg) => arg.split('='));
-  for (const [name, value] of pairs) {
-    if (!['partBytes', 'depth'].includes(name!) || !(Number(value) > 0)) {
-      throw new KvError('CONFIG', `redis: ${name}=${value}: write partBytes=N or depth=N`);
-    }
-  }
-  return Object.fromEntries(pairs.map(([name, value]) => [name, Number(value)]));
-}
-
 async function runRedis(context: BenchContext): Promise<Figure[]> {
+  // For looking at other settings than the default.
+  const { options } = argumentsOf('redis', context.args, { options: { partBytes: 'count', depth: 'count' } });
   const server = await RedisServer.start();
   const arenaPath = `/dev/shm/kvtier-bench-redis-${process.pid}`;
   const arena = native.arenaCreate(arenaPath, arenaBytes, 2);
@@ -164,7 +156,8 @@ async function runRedis(context: BenchContext): Promise<Figure[]> {
   const log = { info: () => {}, warn: error, error };
   const settings = {
     ...defaultRedisSettings,
-    ...chosen(context.args),
+    ...(options.partBytes !== undefined && { partBytes: options.partBytes }),
+    ...(options.depth !== undefined && { depth: options.depth }),
     servers: [server.url],
     bytes: budgetBytes,
     timeLimitMs: 5000,

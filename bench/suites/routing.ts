@@ -3,8 +3,13 @@
  * `npm run bench -- routing --trace FILE` (Mooncake's JSON lines), at half of saturation, at it, and at twice. `--generated`: made-up
  * loads of kinds that the traces lack. Our own policy stands beside the best of the others, by the median of three draws. And what a decision and a request cost
  * among 64 workers and 10 million blocks; `--cost`: these alone.
+ *
+ * The replay refuses nobody: all policies serve the same requests, however long they wait. A coordinator would refuse with 429 who waits in
+ * front of its workers for longer than `routing.maxWaitMs`, or finds `routing.maxWaiting` there. So the table says beside p90 and throughput
+ * which share has its first token later than that; what these figures count as served, service would not have.
  */
 import { KvError } from '@kvtier/errors';
+import { argumentsOf } from '../arguments.ts';
 import { type BenchContext, type Figure, rate, type Suite, time } from '../figures.ts';
 import { compare, header, type Load, line, loads, ours, type Row } from '../routing/compare.ts';
 import { decisionCost } from '../routing/decision.ts';
@@ -20,9 +25,10 @@ const askedBytes = 64;
 const askedCpuMs = 2;
 
 async function run({ args, log }: BenchContext): Promise<Figure[]> {
+  const traces = tracesOf(args);
   log(`simulated: ${JSON.stringify(hardware)}`);
   const figures: Figure[] = [];
-  for (const trace of tracesOf(args)) {
+  for (const trace of traces) {
     log(`${trace.name}: ${trace.requests.length} requests, blocks of ${trace.blockTokens} tokens\n${header}`);
     const rows = compare(trace, hardware, (row) => log(line(row)));
     for (const load of Object.keys(loads) as Load[]) figures.push(...figuresOf(trace.name, load, rows));
@@ -48,12 +54,15 @@ async function run({ args, log }: BenchContext): Promise<Figure[]> {
 }
 
 function tracesOf(args: readonly string[]): Trace[] {
-  if (args.includes('--cost')) return [];
-  const at = args.indexOf('--trace');
-  if (args.includes('--generated')) return generatedNames.map((name) => generated(name));
-  if (at === -1) return readTraces(bundledTraces);
-  const path = args[at + 1];
-  if (path === undefined) throw new KvError('CONFIG', 'bench routing: --trace needs a file (JSON lines)');
+  const { options } = argumentsOf('routing', args, {
+    options: { trace: 'text', generated: 'flag', cost: 'flag' },
+  });
+  const { trace: path, generated: isGenerated, cost: isCostAlone } = options;
+  if ([path !== undefined, isGenerated, isCostAlone].filter(Boolean).length > 1)
+    throw new KvError('CONFIG', 'bench routing: --trace, --generated and --cost exclude each other; say one of them');
+  if (isCostAlone) return [];
+  if (isGenerated) return generatedNames.map((name) => generated(name));
+  if (path === undefined) return readTraces(bundledTraces);
   return [readTrace(path, path.split('/').at(-1)!.split(/[._]/)[0]!)];
 }
 

@@ -15,6 +15,7 @@ import { S3Tier } from '@kvtier/tiers/s3';
 import { Bucket } from '@kvtier/tiers/s3/testing';
 import { Agent, request } from 'undici';
 import { S3Server, s3Credentials } from '../../infra/s3/servers.ts';
+import { argumentsOf } from '../arguments.ts';
 import { type BenchContext, type Figure, median, rate, type Suite, time } from '../figures.ts';
 
 /** An even number: who goes first has a third more of a server that writes behind. More would fill it: RGW frees hours later. */
@@ -166,11 +167,12 @@ async function measureSize(
 }
 
 async function runS3(context: BenchContext): Promise<Figure[]> {
+  const { words } = argumentsOf('s3', context.args, { words: sizes.map(({ name }) => name) });
   const server = await S3Server.start();
   try {
     const bucket = await Bucket.make(server.url, 'bench', 'public-read-write');
     const figures: Figure[] = [];
-    const chosen = sizes.filter(({ name }) => context.args.length === 0 || context.args.includes(name));
+    const chosen = sizes.filter(({ name }) => words.length === 0 || words.includes(name));
     for (const size of chosen) figures.push(...(await measureSize(context, server, bucket, size)));
     bucket.close();
     return figures;

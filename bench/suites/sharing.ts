@@ -23,6 +23,7 @@ import { KvError } from '@kvtier/errors';
 import { resolveModel } from '@kvtier/model';
 import { makeRealModel, type RealShape } from '@kvtier/model/testing';
 import { hosts, hostsMissing } from '../../infra/hosts/hosts.ts';
+import { argumentsOf } from '../arguments.ts';
 import { betterOfTwo } from '../better-of-two.ts';
 import { type BenchContext, type Figure, median, type Suite, time } from '../figures.ts';
 import { type Answer, SharingHosts, type Worker } from '../sharing-hosts.ts';
@@ -85,16 +86,18 @@ const suite: Suite = {
   needs: ['iproute2', 'nftables'],
   /** `npm run bench -- sharing [MODEL...] [ROUNDS of each life] [--gbit=N]` */
   async run(context) {
+    const { options, words, number } = argumentsOf('sharing', context.args, {
+      ...{ options: { gbit: 'count' }, words: Object.keys(models), number: 'ROUNDS' },
+    });
+    const { gbit: chosenLink } = options;
+    const rounds = number ?? defaultRounds;
     const missing = hostsMissing();
     if (missing !== undefined) throw new KvError('SETUP', missing);
-    const rounds = Number(context.args.find((arg) => /^\d+$/.test(arg)) ?? defaultRounds);
-    const chosen = context.args.filter((arg) => arg in models);
-    const gbits = context.args.find((arg) => arg.startsWith('--gbit='))?.slice('--gbit='.length);
     const figures: Figure[] = [];
     for (const [model, lengths] of Object.entries(models)) {
-      if (chosen.length > 0 && !chosen.includes(model)) continue;
+      if (words.length > 0 && !words.includes(model)) continue;
       const dir = await modelFolder(context, model);
-      for (const gbit of gbits === undefined ? links : [Number(gbits)]) {
+      for (const gbit of chosenLink === undefined ? links : [chosenLink]) {
         const taken = lengths.map((): Round[] => []);
         for (let life = 0; life < lives; life++) {
           const lived = await liveOnce(dir, lengths, gbit, rounds, life);
@@ -131,9 +134,19 @@ async function liveOnce(
   life: number,
 ): Promise<Round[][]> {
   const places = Math.floor(life / 2) % 2 === 0 ? (['b', 'c'] as const) : (['c', 'b'] as const);
-  const folder = mkdtempSync(join(tmpdir(), 'kvs-'));
   const cluster = await hosts(['a', 'b', 'c'], { gbit });
+  const folder = mkdtempSync(join(tmpdir(), 'kvs-'));
   const sharing = new SharingHosts(cluster, folder);
+  const sweep = (): void => {
+    sharing.sweep();
+    rmSync(folder, { recursive: true, force: true });
+  };
+  /** This process ends, by a signal or an error. Arenas are removed once nobody holds them any more. */
+  const leave = (): void => {
+    cluster.end();
+    sweep();
+  };
+  process.once('exit', leave);
   try {
     const arenaBytes = arenaBytesFor(lengths, rounds);
     const first = await sharing.worker('a', dir, await sharing.node('a', [], arenaBytes));
@@ -154,8 +167,8 @@ async function liveOnce(
     return taken;
   } finally {
     await cluster.close();
-    sharing.sweep();
-    rmSync(folder, { recursive: true, force: true });
+    sweep();
+    process.off('exit', leave);
   }
 }
 

@@ -8,6 +8,7 @@ import type { Step, StepResult } from '@kvtier/executor';
 import { ChainHasher } from '@kvtier/identity';
 import { Engine, noConnector } from '@kvtier/scheduler';
 import { GenerateEvent } from '@kvtier/wire/grpc';
+import { argumentsOf } from '../arguments.ts';
 import { type BenchContext, type Figure, median, type Suite, time } from '../figures.ts';
 import { IdleExecutor } from '../idle-executor.ts';
 
@@ -78,10 +79,8 @@ async function gaps(sequences: number, steps: number): Promise<number[]> {
 }
 
 async function run({ args, log }: BenchContext): Promise<Figure[]> {
-  const at = args.indexOf('--steps');
-  const steps = at === -1 ? 2_000 : Number(args[at + 1]);
-  if (!Number.isInteger(steps) || steps < 100)
-    throw new KvError('CONFIG', 'bench steps: --steps needs a whole number of 100 or more');
+  const { steps = 2_000 } = argumentsOf('steps', args, { options: { steps: 'count' } }).options;
+  if (steps < 100) throw new KvError('CONFIG', 'bench steps: --steps needs a whole number of 100 or more');
   const figures: Figure[] = [];
   for (const sequences of [1, 32, 256]) {
     const sorted = (await gaps(sequences, steps)).sort((a, b) => a - b);

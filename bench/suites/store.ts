@@ -11,6 +11,7 @@ import { type HashKey, hashKeyAt, type Namespace, namespaceFromDigest } from '@k
 import { type ArenaTop, Store } from '@kvtier/placement';
 import type { Clock } from '@kvtier/runtime';
 import { Followers, type Tier, type TierChange, type TierStats, type WriteStatus } from '@kvtier/tiers';
+import { argumentsOf } from '../arguments.ts';
 import { type BenchContext, type Figure, median, type Suite, time } from '../figures.ts';
 
 const chainBlocks = 8192;
@@ -101,7 +102,8 @@ const elapsedUs = (work: () => void): number => {
   return (performance.now() - start) * 1000;
 };
 
-async function run({ log }: BenchContext): Promise<Figure[]> {
+async function run({ args, log }: BenchContext): Promise<Figure[]> {
+  argumentsOf('store', args, {});
   const namespace = namespaceFromDigest(randomBytes(32));
   const arena = new ListTier('arena');
   const disk = new ListTier('disk');

@@ -8,9 +8,21 @@
  *   warm     cold ÷ warm, blocks in the arena                    target ≥ 8
  *   restart  cold ÷ first request of a prompt after SIGKILL      target ≥ 5
  *   miss     nothing to hit: tier off ÷ tier on, taking turns    target ≥ 0.98
+ *   miss_sustained  the same for prompts one after the other, without waiting for the write-down, more than the arena holds: the whole
+ *                   time, so that what stores, evictions and writes to disk cost is in it    target ≥ 0.98
  */
 import { join } from 'node:path';
-import { complete, type Launched, launch, resetPrefixCache, waitForWriteDown, waitUntilServing } from '@kvtier/cli';
+import {
+  complete,
+  type Launched,
+  launch,
+  metricValues,
+  resetPrefixCache,
+  waitForWriteDown,
+  waitUntilServing,
+} from '@kvtier/cli';
+import { KvError } from '@kvtier/errors';
+import { argumentsOf } from '../arguments.ts';
 import { type BenchContext, type Figure, median, type Suite, time } from '../figures.ts';
 import { pinComputing } from '../pinning.ts';
 import { type Runner, takeTurns } from '../taking-turns.ts';
@@ -23,10 +35,16 @@ const missPairs: Readonly<Record<number, number>> = { 2000: 10, 4000: 8 };
 const missLaunches = 3;
 /** Requests before anything counts: the code of a process that has just started is interpreted, and compiled beside its work. */
 const missWarmUps = 8;
+/**
+ * Asked one after the other as one turn: 384 MiB of keys and values, for an arena of 256 MiB that the turns before have filled. Of each pair
+ * of systems, after one turn that does not count.
+ */
+const sustained = { tokens: 2000, prompts: 12, turns: 3, arenaBytes: '256MiB' };
 /** Ids of ordinary words in the demo tokenizer, which the random models use. */
 const tokenIds = { from: 300, to: 1300 };
 
 type Prompt = readonly number[];
+type Systems = Readonly<Record<'on' | 'off', Launched>>;
 
 /** Never the same twice in one run. */
 function makePrompts(seed: number): (tokens: number) => Prompt {
@@ -73,13 +91,15 @@ const tierFlags = ['--arena-bytes', '2GiB', '--disk-bytes', '4GiB', '--kv-bytes'
 const suite: Suite = {
   name: 'ttft',
   description: 'time to first token: computed, from the arena, from disk after SIGKILL, and with nothing to hit',
-  /** `npm run bench -- ttft miss` measures only the misses, `hits` only the rest. */
+  /** `npm run bench -- ttft miss` measures only the misses, `sustained` only those without a pause, `hits` only the rest. */
   async run(context) {
+    const { words } = argumentsOf('ttft', context.args, { words: ['hits', 'miss', 'sustained'] });
+    const isChosen = (part: (typeof words)[number]): boolean => words.length === 0 || words.includes(part);
     const prompts = makePrompts(1 + (Date.now() % 1_000_000));
-    const isChosen = (part: string): boolean => context.args.length === 0 || context.args.includes(part);
     return [
       ...(isChosen('hits') ? await measureHits(context, prompts) : []),
       ...(isChosen('miss') ? await measureMisses(context, prompts) : []),
+      ...(isChosen('sustained') ? await measureSustained(context, prompts) : []),
     ];
   },
 };
@@ -160,24 +180,70 @@ async function measureMisses(context: BenchContext, newPrompt: (tokens: number) 
 }
 
 /** Both systems asked a prompt that neither knows; ms that each ran until its first token. */
-async function miss(
-  systems: Readonly<Record<'on' | 'off', Launched>>,
-  prompt: Prompt,
+async function miss(systems: Systems, prompt: Prompt, first: 'on' | 'off'): Promise<Record<'on' | 'off', number>> {
+  for (const { url } of Object.values(systems)) await resetPrefixCache(url);
+  const ran = await inTurns(systems, [prompt], first);
+  await waitForWriteDown(systems.on.url); // it must not burden the next one
+  return ran;
+}
+
+/** Both systems asked prompts that neither knows, one after the other; ms that each ran until the last one's first token. */
+async function inTurns(
+  systems: Systems,
+  prompts: readonly Prompt[],
   first: 'on' | 'off',
 ): Promise<Record<'on' | 'off', number>> {
   const second = first === 'on' ? 'off' : 'on';
-  for (const { url } of Object.values(systems)) await resetPrefixCache(url);
   const runnerOf = (which: 'on' | 'off'): Runner => ({
     pids: systems[which].pids(),
     ask: async () => {
-      const { ms, cachedTokens } = await ask(systems[which], prompt);
-      expectCached('miss', prompt, cachedTokens, false);
-      return ms;
+      const beganMs = performance.now();
+      let lastMs = 0;
+      for (const prompt of prompts) {
+        const askedMs = performance.now();
+        const { ms, cachedTokens } = await ask(systems[which], prompt);
+        expectCached('miss', prompt, cachedTokens, false);
+        lastMs = askedMs - beganMs + ms;
+      }
+      return lastMs;
     },
   });
   const [ofFirst, ofSecond] = (await takeTurns([runnerOf(first), runnerOf(second)])) as [number, number];
-  await waitForWriteDown(systems.on.url); // it must not burden the next one
   return first === 'on' ? { on: ofFirst, off: ofSecond } : { on: ofSecond, off: ofFirst };
+}
+
+/** Write-down is never waited for: a turn has what the one before has left, and leaves as much. */
+async function measureSustained(context: BenchContext, newPrompt: (tokens: number) => Prompt): Promise<Figure[]> {
+  const flags = ['--arena-bytes', sustained.arenaBytes, '--disk-bytes', '4GiB', '--kv-bytes', '256MiB'];
+  const all: Record<'on' | 'off', number>[] = [];
+  for (let launch = 0; launch < missLaunches; launch++) {
+    const on = await start(context, `sustained-on-${launch}`, flags, true);
+    let off: Launched | undefined;
+    try {
+      off = await start(context, `sustained-off-${launch}`, ['--no-tier', '--kv-bytes', '256MiB'], false);
+      const systems = { on, off };
+      const turn = (first: 'on' | 'off'): Promise<Record<'on' | 'off', number>> =>
+        inTurns(
+          systems,
+          Array.from({ length: sustained.prompts }, () => newPrompt(sustained.tokens)),
+          first,
+        );
+      await turn('on');
+      for (const { pids } of [on, off]) pinComputing(pids());
+      for (let at = 0; at < sustained.turns; at++) all.push(await turn((launch + at) % 2 === 0 ? 'off' : 'on'));
+      const evicted = (await metricValues(on.url, 'kvtier_tier_evictions')).get('{tier="arena"}') ?? 0;
+      if (evicted === 0) throw new KvError('IO', 'bench ttft: the arena never filled; not what is measured');
+      const last = all.slice(-sustained.turns).map((each) => (each.off / each.on).toFixed(3));
+      context.log(`sustained, nothing to hit, off ÷ on: ${last.join(' ')}; ${evicted} blocks left the arena`);
+    } finally {
+      await on.stop();
+      await off?.stop();
+    }
+  }
+  const value = median(all.map((each) => each.on));
+  const limit = value * median(all.map((each) => each.off / each.on));
+  const limitName = `tier off, paired: ${sustained.prompts} prompts of ${sustained.tokens} tokens without a pause`;
+  return [time('miss_sustained', value, 'ms', limit, limitName)];
 }
 
 /** The figure of the length that does worst, under the name alone. */
