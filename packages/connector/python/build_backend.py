@@ -56,6 +56,12 @@ def _dependencies() -> list[str]:
     return re.findall(r'"([^"]+)"', found[1])
 
 
+def _entry_points() -> str:
+    found = re.findall(r'^\[project\.entry-points\."([^"]+)"\]\n((?:.+\n)+)', (HERE / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found
+    return "\n".join(f"[{group}]\n" + lines.replace('"', "") for group, lines in found)
+
+
 def _metadata() -> str:
     lines = [
         "Metadata-Version: 2.1",
@@ -124,6 +130,7 @@ def build_wheel(wheel_directory: str, config_settings: object = None, metadata_d
         (f"{name}/libkvtier.so", library),
         (f"{info}/LICENSE", _license()),
         (f"{info}/METADATA", _metadata().encode()),
+        (f"{info}/entry_points.txt", _entry_points().encode()),
         (f"{info}/WHEEL", about.encode()),
     ]
     record = []

@@ -140,6 +140,7 @@ class Request:
         self.cache_salt = more.get("cache_salt")
         self.mm_features: list[Any] = more.get("mm_features", [])
         self.skip_reading_prefix_cache = more.get("skip_reading", False)
+        self.resumable = more.get("resumable", False)
         self._hash_tokens = hash_tokens
         self.state = "waiting"
         self.status = ""

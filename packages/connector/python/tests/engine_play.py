@@ -380,7 +380,7 @@ class Engine:
             self._take_back(invalid)
         for item in result.output.work:
             self._token(item, result.epochs[item.name])
-        self.connector.update_connector_output(types.SimpleNamespace(kv_connector_worker_meta=metadata))
+        self.connector.update_connector_output(types.SimpleNamespace(kv_connector_worker_meta=metadata, invalid_block_ids=invalid))
         for name in received:
             request = self.requests[name]
             if request.state == "loading":

@@ -413,6 +413,8 @@ class Package(unittest.TestCase):
                 (about,) = (name for name in wheel.namelist() if name.endswith(".dist-info/LICENSE"))
                 self.assertIn(b"Apache License", wheel.read(about))
                 self.assertIn("kvtier/py.typed", wheel.namelist())
+                (points,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
+                self.assertEqual(wheel.read(points), b"[vllm.general_plugins]\nkvtier = kvtier.vllm.naming:register\n")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,28 @@
 """SGLang's classes where it is installed, and stand-ins of the same names where it is not, for the contract test. No other module here
-imports SGLang at import.
+imports SGLang at import. Invariant: a stand-in never takes the place of an installed SGLang's `HiCacheStorage`: one that lacks it is
+refused.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-try:
-    if os.environ.get("KVTIER_WITHOUT_SGLANG"):
-        raise ImportError("asked to do without")
-    from sglang.srt.mem_cache.hicache_storage import HiCacheStorage  # type: ignore[import-not-found]
+from kvtier import engines
 
-    HAS_SGLANG = True
-except ImportError:
-    HAS_SGLANG = False
+#: Minor versions that were looked at (docs/sglang.md).
+KNOWN_VERSIONS = ("0.5",)
+
+HAS_SGLANG = engines.is_installed("sglang", "KVTIER_WITHOUT_SGLANG")
+
+if HAS_SGLANG:
+    try:
+        from sglang.srt.mem_cache.hicache_storage import HiCacheStorage  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise engines.lacking("SGLang", "sglang", ", ".join(KNOWN_VERSIONS), error) from error
+else:
 
     class HiCacheStorage:  # type: ignore[no-redef]
         """What of the real one this package leans on."""

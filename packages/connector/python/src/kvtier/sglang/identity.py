@@ -16,14 +16,12 @@ from typing import Any
 
 from kvtier.namespace import BlockLayout, Heads, Layers, Namespace, Part, fingerprint
 from kvtier.sglang.arguments import WEIGHTS, decisive
+from kvtier.sglang.bases import KNOWN_VERSIONS
 from kvtier.sglang.pools import PoolView, Unsupported
 from kvtier.weights import WeightsMissing, local_folder
 
 #: How the first page of a chain is named: SGLang's chains have no root.
 _ROOT = hashlib.sha256(b"sglang: a chain of pages begins with its tokens").digest()
-
-#: Minor versions that were looked at (docs/sglang.md).
-KNOWN_VERSIONS = ("0.5",)
 
 
 def version_refusal(version: str | None, accept: tuple[str, ...]) -> str:

@@ -1,35 +1,43 @@
 """vLLM's base classes where it is installed, and stand-ins of the same names where it is not.
 
-Looked up when this module is imported, so that the contract test runs on a machine without vLLM. No other module here
-imports vLLM at import: vLLM imports the connector in every process, the API server's too.
+Looked up when this module is imported, so that the contract test runs on a machine without vLLM. Only offload_bases.py does so, too:
+vLLM imports the connector in every process, the API server's too. Invariant: stand-ins never take the places of an installed vLLM's
+own classes: one that lacks any of them is refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import os
 from typing import Any
 
-try:
-    if os.environ.get("KVTIER_WITHOUT_VLLM"):
-        raise ImportError("asked to do without")
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # type: ignore[import-not-found]
-        KVConnectorBase_V1,
-        KVConnectorHandshakeMetadata,
-        KVConnectorMetadata,
-        KVConnectorRole,
-        KVConnectorWorkerMetadata,
-        SupportsHMA,
-    )
-    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # type: ignore[import-not-found]
-        KVConnectorPromMetrics,
-        KVConnectorStats,
-    )
+from kvtier import engines
+from kvtier.vllm.versions import KNOWN
 
-    HAS_VLLM = True
-except ImportError:
-    HAS_VLLM = False
+HAS_VLLM = engines.is_installed("vllm", "KVTIER_WITHOUT_VLLM")
+
+
+def lacking(error: ImportError) -> ImportError:
+    return engines.lacking("vLLM", "vllm", ", ".join(row.minor for row in KNOWN), error)
+
+
+if HAS_VLLM:
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # type: ignore[import-not-found]
+            KVConnectorBase_V1,
+            KVConnectorHandshakeMetadata,
+            KVConnectorMetadata,
+            KVConnectorRole,
+            KVConnectorWorkerMetadata,
+            SupportsHMA,
+        )
+        from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # type: ignore[import-not-found]
+            KVConnectorPromMetrics,
+            KVConnectorStats,
+        )
+    except ImportError as error:
+        raise lacking(error) from error
+else:
 
     class KVConnectorRole(enum.Enum):  # type: ignore[no-redef]
         SCHEDULER = 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from kvtier.vllm import naming
 from kvtier.vllm import options as options_module
 from kvtier.vllm.bases import KVConnectorBase_V1, SupportsHMA
 from kvtier.vllm.guard import Troubles, harmless
@@ -20,6 +21,9 @@ from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMe
 from kvtier.vllm.scheduler import SchedulerHalf
 from kvtier.vllm.stats import KvtierPromMetrics, KvtierStats, NoPromMetrics, Since
 from kvtier.vllm.worker import WorkerHalf
+from kvtier.vllm.wrapping import wrappers
+
+naming.register()
 
 log = logging.getLogger("kvtier.vllm")
 
@@ -33,6 +37,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, va
         self._scheduler: SchedulerHalf | None
         self._worker: WorkerHalf | None
         self._since = Since()
+        self._wrapped = bool(wrappers())
         transfer = vllm_config.kv_transfer_config
         options = options_module.parse(getattr(transfer, "kv_connector_extra_config", None))
         self._scheduler, self._worker, self._refusal = halves(
@@ -75,7 +80,10 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, va
         pass
 
     @harmless(lambda: KvtierHandshake(refusal="the handshake failed"))
-    def get_handshake_metadata(self) -> KvtierHandshake:
+    def get_handshake_metadata(self) -> KvtierHandshake | None:
+        """None beside other connectors, which would be given it as theirs: the scheduler's half asks for it with a step."""
+        if self._wrapped:
+            return None
         if self._worker is None:
             return KvtierHandshake(refusal=self._refusal or "no worker's half")
         return self._worker.handshake()
@@ -167,7 +175,8 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, va
     def update_connector_output(self, connector_output: Any) -> None:
         told = getattr(connector_output, "kv_connector_worker_meta", None)
         if self._scheduler is not None:
-            self._scheduler.hear(told if isinstance(told, KvtierWorkerMetadata) else None)
+            bad = getattr(connector_output, "invalid_block_ids", None) or ()
+            self._scheduler.hear(told if isinstance(told, KvtierWorkerMetadata) else None, bad)
 
     def _forgotten(self, request: Any, _block_ids: Any) -> tuple[bool, None]:
         if self._scheduler is not None:

@@ -11,6 +11,7 @@ from kvtier.vllm.guard import Troubles
 from kvtier.vllm.logs import follow_vllm
 from kvtier.vllm.options import Options
 from kvtier.vllm.worker import WorkerHalf
+from kvtier.vllm.wrapping import wrappers
 
 log = logging.getLogger("kvtier.vllm")
 
@@ -30,6 +31,8 @@ def halves(
         follow_vllm()
         # Whatever fails to load is computed, and never ends a request; read by the scheduler right after this.
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+        for outer in wrappers():
+            _recompute(outer)
         version = vllm_version()
         row = versions.find(version, options.accept_versions)
         if row is None:
@@ -46,3 +49,15 @@ def halves(
     except Exception as error:
         troubles.note("the start", error)
         return None, None, f"the start failed ({error})"
+
+
+def _recompute(outer: Any) -> None:
+    """The scheduler reads it of the MultiConnector, for all that is in it."""
+    try:
+        outer.kv_transfer_config.kv_load_failure_policy = "recompute"
+    except Exception as error:
+        log.warning(
+            "kvtier: the MultiConnector's configuration cannot be set (%s): a load that fails ends its request; give it "
+            '"kv_load_failure_policy": "recompute"',
+            error,
+        )

@@ -20,6 +20,7 @@ from kvtier.vllm.known import Known
 from kvtier.vllm.lookups import chains_of, hashes_of
 from kvtier.vllm.node import Attached, Node
 from kvtier.vllm.options import Options
+from kvtier.vllm.wrapping import wrappers
 
 
 class Handing:
@@ -34,6 +35,8 @@ class Handing:
         self._counters = counters
         self._engine_id = str(getattr(vllm_config.kv_transfer_config, "engine_id", "") or "")
         self._tensor_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        #: vLLM's MultiConnector ends the engine where two of its connectors answer by the same keys: NIXL's are left to NIXL.
+        self._only_ours = bool(wrappers())
 
     def promise(self, known: Known, request: Any, attached: Attached) -> dict[str, Any] | None:
         """What was computed for another pod: pinned, and told in the answer. Of what was aborted there is nothing to tell."""
@@ -57,6 +60,7 @@ class Handing:
             request=known.name,
             groups=len(self._groups),
             tensor_ranks=self._tensor_ranks,
+            only_ours=self._only_ours,
         )
 
     def let_go(self, known: Known, attached: Attached | None) -> None:

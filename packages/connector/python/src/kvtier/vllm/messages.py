@@ -77,6 +77,8 @@ class KvtierMetadata(KVConnectorMetadata):
     stores: list[StorePlan] = field(default_factory=list)
     #: Nothing is computed, in this step or by one before it: a worker may stand so long for the loads that are on their way.
     idle_s: float = 0.0
+    #: Workers are to tell what a handshake would: none of theirs was given to the scheduler's half.
+    asks: bool = False
 
 
 @dataclass
@@ -91,9 +93,13 @@ class KvtierWorkerMetadata(KVConnectorWorkerMetadata):
     bad: dict[int, dict[int, set[int]]] = field(default_factory=dict)
     #: (store, share) -> packed checksums; b"": not copied.
     stored: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    #: Blocks of the engine that a load of ours did not fill.
+    failed: set[int] = field(default_factory=set)
+    #: Where they were asked for.
+    handshakes: dict[Rank, KvtierHandshake] = field(default_factory=dict)
 
     def is_empty(self) -> bool:
-        return not (self.mapped or self.loaded or self.stored)
+        return not (self.mapped or self.loaded or self.stored or self.failed or self.handshakes)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         if not isinstance(other, KvtierWorkerMetadata):
@@ -107,6 +113,8 @@ class KvtierWorkerMetadata(KVConnectorWorkerMetadata):
             for share, indexes in shares.items():
                 mine.setdefault(share, set()).update(indexes)
         self.stored.update(other.stored)
+        self.failed |= other.failed
+        self.handshakes.update(other.handshakes)
         return self
 
 

@@ -7,13 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (  # type: ignore[import-not-found]
-    OffloadingConnectorMetadata,
-    OffloadingWorkerMetadata,
-)
-from vllm.v1.kv_offload.base import LoadStoreSpec  # type: ignore[import-not-found]
-
 from kvtier.vllm.messages import KvtierMetadata, KvtierWorkerMetadata
+from kvtier.vllm.offload_bases import LoadStoreSpec, OffloadingConnectorMetadata, OffloadingWorkerMetadata
 
 
 class Numbered(LoadStoreSpec):  # type: ignore[misc]

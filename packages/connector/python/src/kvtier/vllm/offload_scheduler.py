@@ -14,7 +14,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vllm.v1.kv_offload.base import (  # type: ignore[import-not-found]
+from kvtier.vllm.groups import Group
+from kvtier.vllm.guard import Troubles, harmless
+from kvtier.vllm.known import Known
+from kvtier.vllm.messages import LoadPlan
+from kvtier.vllm.offload_bases import (
     LookupResult,
     OffloadingManager,
     OffloadKey,
@@ -25,11 +29,6 @@ from vllm.v1.kv_offload.base import (  # type: ignore[import-not-found]
     get_offload_group_idx,
     make_offload_key,
 )
-
-from kvtier.vllm.groups import Group
-from kvtier.vllm.guard import Troubles, harmless
-from kvtier.vllm.known import Known
-from kvtier.vllm.messages import LoadPlan
 from kvtier.vllm.offload_messages import Numbered
 from kvtier.vllm.options import Options
 from kvtier.vllm.scheduler import SchedulerHalf

@@ -10,10 +10,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult  # type: ignore[import-not-found]
-
 from kvtier.vllm.guard import Troubles, harmless
 from kvtier.vllm.messages import KvtierMetadata, LoadPlan, Part, StorePlan, packed, unpacked
+from kvtier.vllm.offload_bases import OffloadingWorker, TransferResult
 from kvtier.vllm.offload_messages import Numbered, OffloadMetadata
 from kvtier.vllm.worker import WorkerHalf
 
@@ -75,7 +74,7 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
             return
         loads = {job.number: job for job in self._loads.values() if not job.planned}
         stores = {job.number: job for job in self._stores.values() if not job.planned}
-        planned = KvtierMetadata(told.arenas, idle_s=told.idle_s)
+        planned = KvtierMetadata(told.arenas, idle_s=told.idle_s, asks=told.asks)
         for load in told.loads:
             job = loads.get(load.number)
             if job is None:  # it has ended without its plan: the lease ends, too

@@ -13,23 +13,21 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector  # type: ignore[import-not-found]
-from vllm.v1.kv_offload.base import (  # type: ignore[import-not-found]
-    OffloadingCounterMetadata,
-    OffloadingGaugeMetadata,
-    OffloadingSpec,
-)
-
+from kvtier.vllm import naming
 from kvtier.vllm import options as options_module
 from kvtier.vllm.guard import Troubles, harmless
 from kvtier.vllm.halves import halves
 from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata
+from kvtier.vllm.offload_bases import OffloadingConnector, OffloadingCounterMetadata, OffloadingGaugeMetadata, OffloadingSpec
 from kvtier.vllm.offload_messages import OffloadMetadata, OffloadWorkerMetadata
 from kvtier.vllm.offload_scheduler import Manager, OffloadHalf
 from kvtier.vllm.offload_worker import OffloadWorker
 from kvtier.vllm.stats import COUNTERS, GAUGES, PREFIX, TIER_PREFIX, Since, forget_tier_metrics, gauges_of, latest_of
 from kvtier.vllm.tiers import TIER_FIGURES, tiers_of
 from kvtier.vllm.worker import WorkerHalf
+from kvtier.vllm.wrapping import wrappers
+
+naming.register()
 
 log = logging.getLogger("kvtier.vllm")
 
@@ -77,6 +75,7 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         self.troubles = Troubles()
         self._since = Since()
+        self._wrapped = bool(wrappers())
         self._scheduler: OffloadHalf | None
         self._worker: WorkerHalf | None
         transfer = vllm_config.kv_transfer_config
@@ -116,7 +115,10 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
             self._worker.register(kv_caches)
 
     @harmless(lambda: KvtierHandshake(refusal="the handshake failed"))
-    def get_handshake_metadata(self) -> KvtierHandshake:
+    def get_handshake_metadata(self) -> KvtierHandshake | None:
+        """None beside other connectors, which would be given it as theirs: the scheduler's half asks for it with a step."""
+        if self._wrapped:
+            return None
         if self._worker is None:
             return KvtierHandshake(refusal=self._refusal or "no worker's half")
         return self._worker.handshake()
@@ -212,13 +214,15 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         return self._scheduler.ended() if self._scheduler is not None else []
 
     def update_connector_output(self, connector_output: Any) -> None:
-        self._heard(getattr(connector_output, "kv_connector_worker_meta", None))
+        self._heard(connector_output)
         super().update_connector_output(connector_output)
 
     @harmless(lambda: None)
-    def _heard(self, told: Any) -> None:
+    def _heard(self, connector_output: Any) -> None:
+        told = getattr(connector_output, "kv_connector_worker_meta", None)
         if self._scheduler is not None:
-            self._scheduler.hear(told.kvtier if isinstance(told, OffloadWorkerMetadata) else None)
+            bad = getattr(connector_output, "invalid_block_ids", None) or ()
+            self._scheduler.hear(told.kvtier if isinstance(told, OffloadWorkerMetadata) else None, bad)
 
     def reset_cache(self) -> bool | None:
         ours, natives = self._reset(), super().reset_cache()

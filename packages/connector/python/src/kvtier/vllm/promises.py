@@ -47,7 +47,8 @@ def wanted(params: Any) -> bool:
 def read(params: Any) -> Promise | None:
     """What came with a request is a stranger's: None for whatever is not a promise."""
     said = hints_of(params)
-    if not said or params.get("do_remote_prefill") is not True:
+    # Without NIXL's keys it was made beside another connector.
+    if not said or params.get("do_remote_prefill", True) is not True or wanted(params):
         return None
     namespace, tokens, last = said.get("namespace"), said.get("tokens"), said.get("last_hash")
     sound = isinstance(tokens, int) and not isinstance(tokens, bool) and 0 < tokens < 1 << 32
@@ -63,11 +64,13 @@ def _ticket(said: Any) -> bytes:
         return b""
 
 
-def answer(promise: Promise, *, engine: str, request: str, groups: int, tensor_ranks: int) -> dict[str, Any]:
-    """The response's `kv_transfer_params`, for the router to hand on as they are."""
+def answer(promise: Promise, *, engine: str, request: str, groups: int, tensor_ranks: int, only_ours: bool = False) -> dict[str, Any]:
+    """The response's `kv_transfer_params`, for the router to hand on as they are. `only_ours`: without NIXL's keys."""
     ours = {"namespace": promise.namespace, "tokens": promise.tokens, "last_hash": promise.last_hash}
     if promise.ticket:
         ours["ticket"] = promise.ticket.hex()
+    if only_ours:
+        return {KEY: ours}
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,

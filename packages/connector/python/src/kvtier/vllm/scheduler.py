@@ -21,6 +21,7 @@ from kvtier.vllm.filled import Filled
 from kvtier.vllm.groups import Group, Unsupported, align_tokens, groups_of
 from kvtier.vllm.guard import Troubles
 from kvtier.vllm.handing import Handing
+from kvtier.vllm.handshakes import Handshakes
 from kvtier.vllm.known import Known
 from kvtier.vllm.lookups import chains_of
 from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, Rank
@@ -56,6 +57,7 @@ class SchedulerHalf:
         #: Requests of the last step that computed: it may still be under way.
         self._computed: Collection[str] = ()
         self._handing: Handing | None = None
+        self._handshakes = Handshakes(vllm_config, self._begin)
         try:
             identity.check_supported(vllm_config)
             _, self._hash_tokens = identity.block_sizes(vllm_config, kv_cache_config)
@@ -79,7 +81,11 @@ class SchedulerHalf:
             self._filled = Filled(self._groups, self._hash_tokens, self._stores)
             self._resets.bind(pool, self._stores)
 
-    def handshake(self, told: dict[Rank, KvtierHandshake]) -> None:
+    def handshake(self, told: dict[Rank, Any]) -> None:
+        """What the engine gives as the workers' may be another connector's."""
+        self._handshakes.given(told)
+
+    def _begin(self, told: dict[Rank, KvtierHandshake]) -> None:
         self._resets.hear(told)
         if self._node is not None:
             self._node.begin(told)
@@ -99,6 +105,8 @@ class SchedulerHalf:
         said, promise = promises.hints_of(params), promises.read(params)
         images = bool(getattr(request, "mm_features", None))
         usable = getattr(request, "lora_request", None) is None and (not images or self.options.multimodal)
+        # A streaming session drops the last token of each answer, and keeps the hashes that it was part of: they name other tokens.
+        usable = usable and not getattr(request, "resumable", False)
         reads = usable and self.options.load and said.get("load", True) is not False
         plain = not images and not getattr(request, "cache_salt", None) and getattr(request, "prompt_embeds", None) is None
         return Known(
@@ -139,7 +147,7 @@ class SchedulerHalf:
         node, claims = self._node, self._claims
         if node is None or claims is None:
             return KvtierMetadata()
-        planned = KvtierMetadata(list(node.places), claims.take_plans())
+        planned = KvtierMetadata(list(node.places), claims.take_plans(), asks=self._handshakes.asks())
         followed = False
         try:
             if self._stores is not None:
@@ -194,8 +202,13 @@ class SchedulerHalf:
     def _offered_to(self) -> Attached | None:
         return self._node.attached() if self._node is not None and not self._troubles.stopped else None
 
-    def hear(self, told: KvtierWorkerMetadata | None) -> None:
-        """What workers said; what a fault kept from being heard is told again: leases and held blocks end with it."""
+    def hear(self, told: KvtierWorkerMetadata | None, failed: Collection[int] = ()) -> None:
+        """What workers said; what a fault kept from being heard is told again: leases and held blocks end with it.
+
+        `failed`: blocks that no load filled, of whatever connector.
+        """
+        if failed and not set(failed) <= (told.failed if told is not None else set()):
+            self._mistrust()
         if self._unheard is not None:
             told = self._unheard if told is None else self._unheard.aggregate(told)  # type: ignore[assignment]
         self._unheard = told
@@ -203,9 +216,19 @@ class SchedulerHalf:
             self.worker_output(told)
         self._unheard = None
 
+    def _mistrust(self) -> None:
+        """Another connector said that it had filled blocks, and had not: steps may have computed from them. Of ours, nobody computes before
+        they are there."""
+        if self._stores is not None:
+            self._stores.spoil()
+        for known in self._requests.values():
+            known.offered = [0] * len(self._groups)
+            known.next_tokens = 0
+
     def worker_output(self, told: KvtierWorkerMetadata) -> None:
         if self._node is None or self._claims is None:
             return
+        self._handshakes.heard(told.handshakes)
         self._node.mapped(told.mapped)
         for name, is_bad in self._claims.through(told):
             known = self._requests.get(name)
@@ -260,7 +283,7 @@ class SchedulerHalf:
         if self._stores is not None and self._stores.pending:
             return True
         planned = self._claims is not None and bool(self._claims.planned)
-        return planned or (self._node is not None and self._node.wants_steps())
+        return planned or (self._node is not None and (self._handshakes.wants_steps or self._node.wants_steps()))
 
     def reset(self) -> bool:
         """Other weights from now on: nothing that is stored is this model's any more, nor what is computed half with the old ones."""

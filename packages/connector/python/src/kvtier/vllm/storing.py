@@ -60,6 +60,8 @@ class _Offer:
     arena: int
     deadline: float
     planned: bool = False
+    #: What it holds may be computed from what was never there: it is not committed.
+    spoilt: bool = False
     waiting: set[int] = field(default_factory=set)
 
 
@@ -218,7 +220,7 @@ class Stores:
             whole = len(sums) == sum(len(part.indexes) for part in told)
             for part in told:
                 end = at + len(part.indexes)
-                if whole:
+                if whole and not offer.spoilt:
                     part.reservation.commit(part.indexes, sums[at:end])
                     self._add("stored_blocks", end - at)
                 else:
@@ -232,6 +234,12 @@ class Stores:
         for offer in list(self._offers.values()):
             if not offer.planned:
                 self._drop(offer)
+
+    def spoil(self) -> None:
+        """Nothing of what was offered so far is stored; copies that are under way end as always."""
+        self.drop_unplanned()
+        for offer in self._offers.values():
+            offer.spoilt = True
 
     def let_go_copied(self, copied: Callable[[int, int, Rank], bool]) -> None:
         """Blocks of planned offers that were copied are let go before that is told; then the copies are committed as always."""

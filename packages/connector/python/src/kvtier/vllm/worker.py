@@ -89,6 +89,8 @@ class WorkerHalf:
     def start(self, metadata: KvtierMetadata) -> None:
         """Begins what is planned. Copies order themselves: blocks of stores are held, blocks of loads are the request's alone."""
         self._idle_s = metadata.idle_s
+        if metadata.asks:
+            self._report.handshakes[self.rank] = self.handshake()
         try:
             self._adopt()
             self._arenas.follow(metadata.arenas)
@@ -222,6 +224,7 @@ class WorkerHalf:
 
     def failed_blocks(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()
+        self._report.failed |= failed
         return failed
 
     def report(self) -> KvtierWorkerMetadata | None:
