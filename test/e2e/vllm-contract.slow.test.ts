@@ -12,6 +12,9 @@ it('every shape of an engine loads what another one stored, and has the tokens o
 it('requests that are special are neither loaded nor stored, and nothing of them is left', () =>
   runs('test_vllm_connector.Requests'));
 it('whatever the node does, no request fails and no token differs', () => runs('test_vllm_connector.Faults'));
+it('whoever waits in a long queue loses no hit by that', () => runs('test_vllm_queues'));
+it('beside other connectors, for streaming sessions, and where the engine lacks a class', () =>
+  runs('test_vllm_beside'));
 it('KV in the memory of a GPU, on the emulator, is stored and loaded alike', () => runs('test_vllm_gpu'));
 it("vLLM's native offloading over a node: what is told a hit is leased, and every job ends", () =>
   runs('test_vllm_offloading'));
