@@ -45,28 +45,19 @@ const [step, enoughShare] = [1.2, 0.855];
 const mostSteps = 12;
 
 /**
- * Requests a second of which more than a seventh is not served in time, while of a step less it is not so: beginning with `fromPerS`.
- * @throws KvError CONFIG when no such load is found
+ * Requests a second that saturate a system: as many as it answers at most, in time or not (`mostPerS`), or the first step beyond of which
+ * more than a seventh is not served in time. Never less: what misses its targets while half of a system rests is no sign of saturation.
+ * @throws KvError CONFIG when no load is too much
  */
-export async function saturation(fromPerS: number, serve: (perS: number) => Promise<Served>): Promise<number> {
-  let last: Served | undefined;
-  const isTooMuch = async (perS: number): Promise<boolean> => {
-    last = await serve(perS);
-    return last.inTime < enoughShare * last.asked;
-  };
-  const isBeyond = await isTooMuch(fromPerS);
-  for (let at = 1, perS = fromPerS; at <= mostSteps; at++) {
-    const next = isBeyond ? perS / step : perS * step;
-    if ((await isTooMuch(next)) !== isBeyond) return isBeyond ? perS : next;
-    perS = next;
+export async function saturation(mostPerS: number, serve: (perS: number) => Promise<Served>): Promise<number> {
+  let perS = mostPerS;
+  for (let at = 0; ; at++, perS *= step) {
+    const all = await serve(perS);
+    if (all.inTime < enoughShare * all.asked) return perS;
+    if (at < mostSteps) continue;
+    const said = `${perS.toFixed(2)} requests a second are not too much: ${says(all)}; ask for more SECONDS`;
+    throw new KvError('CONFIG', `bench overload: ${said}`);
   }
-  const why = isBeyond
-    ? 'a load that is hardly any is not served in time; ask for more time, or rest the machine'
-    : 'no load is too much; ask for a longer time';
-  throw new KvError(
-    'CONFIG',
-    `bench overload: from ${fromPerS.toFixed(2)} requests a second on, ${why}: ${says(last!)}`,
-  );
 }
 
 export const says = ({ asked, inTime, late, paused, refused }: Served): string =>

@@ -1,9 +1,12 @@
 /** A run of a suite ends with 0 when all of it was measured, and else says what was not. */
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { expect, it, vi } from 'vitest';
 import { PartlyMeasured } from './failed.ts';
 import { type Figure, rate } from './figures.ts';
 import { runSuite } from './run.ts';
-import { measuredOf } from './suites/gpu.ts';
+import { measuredOf, torchFigures } from './suites/gpu.ts';
 
 const figure = rate('copy', 1, 'GB/s', 2, 'memcpy');
 
@@ -45,4 +48,25 @@ it.each([
 ])('of kernel_bench, %s is told as failed', (_, lines, code, failed) => {
   const printed = ['noise', ...lines.map((line) => JSON.stringify(line))].join('\n');
   expect(measuredOf(printed, code)).toEqual({ figures: lines.filter((line) => 'name' in line), failed });
+});
+
+it.each([
+  ['all shapes failed', 'echo \'{"case":"a","error":"no memory"}\'; exit 3', [], ['FAILED a: no memory']],
+  [
+    'it broke off behind a figure',
+    `echo '${JSON.stringify(figure)}'; echo gone >&2; exit 1`,
+    [figure],
+    ['FAILED the comparison with torch: gone'],
+  ],
+  ['there is no torch', 'echo "no torch" >&2; exit 3', [], []],
+])('beside torch: %s', (_, script, figures, failed) => {
+  const dir = mkdtempSync(join(tmpdir(), 'kvtier-torch-'));
+  try {
+    writeFileSync(join(dir, 'python'), `#!/bin/sh\ncat > /dev/null\n${script}\n`, { mode: 0o755 });
+    vi.stubEnv('KVTIER_TORCH_PYTHON', join(dir, 'python'));
+    expect(torchFigures('', () => {})).toEqual({ figures, failed });
+  } finally {
+    vi.unstubAllEnvs();
+    rmSync(dir, { recursive: true });
+  }
 });

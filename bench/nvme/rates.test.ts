@@ -61,7 +61,19 @@ it('fio has what the tier has: memory and files that are registered', async () =
   const job = `{"read":${moved},"write":${moved},"usr_cpu":25,"sys_cpu":25,"job_runtime":4000}`;
   const bin = fakeFio(`echo "$@" > $(dirname $0)/args; echo '{"jobs":[${job}]}'`);
   expect(await fio(['a', 'b'], 'read', 1 << 20, 2, 400)).toEqual({ rate: 2, cpu: 0.5 });
-  expect(readFileSync(join(bin, 'args'), 'utf8')).toMatch(/--bs=1048576 .*--fixedbufs=1 --registerfiles=1 /);
+  expect(readFileSync(join(bin, 'args'), 'utf8')).toMatch(/--bs=1048576 .*--registerfiles=1 --fixedbufs=1 /);
+});
+
+it('where memory cannot be registered fio does without, as the tier does, and is not asked for it again', async () => {
+  const said = vi.spyOn(console, 'error').mockImplementation(() => {});
+  const moved = '{"bw_bytes":2e9,"io_bytes":4e9}';
+  const job = `{"read":${moved},"write":${moved},"usr_cpu":25,"sys_cpu":25,"job_runtime":4000}`;
+  const bin = fakeFio(
+    `echo x >> $(dirname $0)/runs; case "$*" in *fixedbufs*) exit 1;; esac; echo '{"jobs":[${job}]}'`,
+  );
+  for (let i = 0; i < 2; i++) expect((await fio(['a'], 'read', 1 << 20, 1, 400)).rate).toBe(2);
+  expect([readFileSync(join(bin, 'runs'), 'utf8'), said.mock.calls.length]).toEqual(['x\nx\nx\n', 1]);
+  said.mockRestore();
 });
 
 it('where fio does not run, one line says why', async () => {

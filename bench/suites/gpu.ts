@@ -85,11 +85,14 @@ export function measuredOf(printed: string, code: number | null): Measured {
 }
 
 /** Prefill attention against torch's, at the shapes that kernel_bench has just measured. Where there is no torch, there is no comparison. */
-function torchFigures(printed: string, log: (line: string) => void): Measured {
+export function torchFigures(printed: string, log: (line: string) => void): Measured {
   const python = process.env.KVTIER_TORCH_PYTHON ?? 'python3';
   const run = spawnSync(python, [torchAttention], { input: printed, encoding: 'utf8', timeout: 300_000 });
-  if (run.status === 0 && run.stdout.trim() !== '') return measuredOf(run.stdout, 0);
+  const measured = run.stdout?.trim() ? measuredOf(run.stdout, 0) : { figures: [], failed: [] };
   const why = run.error?.message ?? run.stderr.trim().split('\n').at(-1);
+  const isNoTorch = run.status === 3 || (run.error as NodeJS.ErrnoException | undefined)?.code === 'ENOENT';
+  if (run.status !== 0 && !isNoTorch) measured.failed.push(`FAILED the comparison with torch: ${why}`);
+  if (measured.figures.length + measured.failed.length > 0) return measured;
   log(`SKIPPED the comparison with torch: ${why} (KVTIER_TORCH_PYTHON names a Python with torch)`);
   return { figures: [], failed: [] };
 }

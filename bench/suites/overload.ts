@@ -1,9 +1,9 @@
 /**
  * What is served in time when more is asked than can be: one prefill and one decode worker, real processes, each on a host and beside a
- * node of its own, behind a coordinator that knows by when each first token is wanted. Saturation is a load of which more than a
- * seventh is not served in time, while of one that is less by a sixth it is not so: it is looked for anew in each run, beginning with what
- * clients that ask without a pause are answered at most. That load and twice as much of it are then asked for in turns. Arrivals are drawn
- * beforehand from a seed. In time: the first token, and each pause behind it (goodput.ts).
+ * node of its own, behind a coordinator that knows by when each first token is wanted. Saturation is as much as clients that ask
+ * without a pause are answered at most, or, where more of it is served in time, the first load beyond, in steps of a fifth, of which more
+ * than a seventh is not. It is looked for anew in each run; then it and twice as much are asked for in turns. Arrivals are drawn beforehand
+ * from a seed. In time: the first token, and each pause behind it (goodput.ts).
  *
  *   goodput_prefill  long prompts, short answers: answers in time a second at twice saturation; beside those at saturation: ratio ≥ 0.9
  *   goodput_decode   short prompts, long answers

@@ -215,10 +215,15 @@ case_system() { case_speed "$@"; }
 
 torch_attention() {
   local code
+  has "$python" || { no_python speed; return; }
   grep '"name":"Attention v2' "$out/figures.jsonl" > "$scratch/attention"
   within "$1" "$python" "$(beside_script torch_attention.py)" < "$scratch/attention" >> "$out/figures.jsonl" 2> "$scratch/torch"
   code=$?
   ended_there $code speed
+}
+no_python() {
+  echo "there is no $python" > "$scratch/torch"
+  ended_there 3 "$1"
 }
 # ended_there CODE STAGE: of a program in Python, which ends with 3 where that lacks something.
 ended_there() {
@@ -229,6 +234,7 @@ ended_there() {
 }
 case_connector() {
   local code path=$here/connector
+  has "$python" || { no_python connector; return; }
   [ -d "$path" ] || path=$sources/packages/connector/python/src
   within "$1" env PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1 "$python" "$(beside_script connector_gpu.py)" >> "$out/figures.jsonl" 2> "$scratch/torch"
   code=$?

@@ -72,15 +72,13 @@ export function shareOf(
     blocks += remoteBlocks;
     loadS += remoteBlocks / loadBlocksPerS[remoteMedium]!;
   }
-  const { id, isStreamed, role } = pending.request;
-  // Who computes a prompt alone has answered with it.
-  const tellsFirstToken = isStreamed === true || role === 'prefill';
+  const { id, isStreamed } = pending.request;
   return {
     requestId: id,
     tokensAhead: Math.max(pending.tokens - blocks * pending.blockTokens, 1),
     blocks: Math.ceil((pending.tokens + pending.maxTokens) / pending.blockTokens),
     loadS,
-    ...(tellsFirstToken && { tellsFirstToken }),
+    ...(isStreamed === true && { tellsFirstToken: true }),
   };
 }
 

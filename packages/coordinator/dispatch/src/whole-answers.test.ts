@@ -17,12 +17,17 @@ const idle = await scrapeOf('p', 'vllm:num_requests_waiting 0\nvllm:num_requests
 const tokensPerS = 10_000;
 const answerMs = 4_000;
 
-it.each([true, false])('of 40 prompts that come within 2 s none is refused; streamed: %s', async (isStreamed) => {
+it.each([
+  ['streamed', true, undefined],
+  ['whole', false, undefined],
+  ['whole, and all lean to prefill', false, 'prefill' as const],
+])('of 40 prompts that come within 2 s none is refused: %s', async (_, isStreamed, leaning) => {
   const workers = new FakeWorkers();
   const pods = ['a', 'b'].map((name) => {
     const pod = new PodLoad();
     const worker = workers.add(name, { totalBlocks: 50_000 });
     worker.record = recordOf(name, { kind: 'openai', address: 'http://10.0.0.1:8000' });
+    worker.leaning = leaning;
     Object.defineProperty(worker, 'load', { get: () => pod.load(50_000, () => tokensPerS) });
     return pod;
   });

@@ -191,7 +191,9 @@ export class PodHandOff {
   ): Promise<Choice> {
     try {
       const id = `${routed.id}-prefill`;
-      return await this.#dispatch.choose({ ...routed, id, maxTokens: 1, among, except, role: 'prefill' }, signal);
+      // It has answered as soon as the prompt is computed.
+      const leg = { ...routed, id, maxTokens: 1, isStreamed: true, among, except, role: 'prefill' as const };
+      return await this.#dispatch.choose(leg, signal);
     } catch (error) {
       if (signal.aborted) throw signal.reason;
       const { code, message } = KvError.from(error);

@@ -353,10 +353,10 @@ export class Fleet {
     const model = of.facts?.model ?? '';
     let usual = this.#usualSteps.get(model);
     if (usual === undefined) {
-      const all = new StepLine();
+      const lines: StepLine[] = [];
       for (const { facts, stepLine } of this.#members.values())
-        if (stepLine !== undefined && facts?.model === model) all.join(stepLine);
-      usual = all.slope;
+        if (stepLine !== undefined && facts?.model === model) lines.push(stepLine);
+      usual = StepLine.slopeOf(lines);
       this.#usualSteps.set(model, usual);
     }
     return usual;

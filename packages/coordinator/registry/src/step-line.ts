@@ -1,10 +1,13 @@
 /**
  * How long a step of a pod takes, by the requests that run: the line through what its scrapes show, of many pods of one model together.
  *
- *     one scrape ─► (requests that ran, seconds between two tokens) ─► sums, old ones forgotten ─┐
- *     the other pods of the model ─────────────────────────────────────────────────────► sums ─┴─► seconds that a request adds
+ *     one scrape ─► (requests that ran, seconds between two tokens) ─► sums of its pod, old ones forgotten
+ *     each pod about its own mean, all added up      ─┐
+ *     where that says nothing: all pods on one line  ─┴─► seconds that a request adds
  *
- * Sums of several pods add up, so that a model's line is known as soon as any of its pods, or two of them together, had few and many.
+ * Pods may be of unequal speed, and the fast ones have more requests: one line through all of them would then say that more requests make
+ * steps shorter. About their own means they agree. A pod that always has as many requests says nothing so; then few here and many there are
+ * believed, as far as they say that requests add something.
  */
 export class StepLine {
   #weight = 0;
@@ -21,24 +24,33 @@ export class StepLine {
     this.#ny = this.#ny * keep + requests * seconds;
   }
 
-  /** All that another one has seen, too. */
-  join(other: StepLine): void {
-    this.#weight += other.#weight;
-    this.#n += other.#n;
-    this.#nn += other.#nn;
-    this.#y += other.#y;
-    this.#ny += other.#ny;
+  get slope(): number {
+    return StepLine.slopeOf([this]);
   }
 
   /** Seconds that a request adds, above 0: one that adds nothing that can be measured counts as nearly nothing. 0: not known. */
-  get slope(): number {
-    if (this.#weight < leastSamples) return 0;
-    const mean = this.#n / this.#weight;
-    const spread = this.#nn / this.#weight - mean * mean;
-    if (!(spread >= Math.max(leastSpread, leastShare * mean) ** 2)) return 0;
-    const meanS = this.#y / this.#weight;
-    const slope = (this.#ny / this.#weight - mean * meanS) / spread;
-    return Math.min(Math.max(slope, meanS * leastSlope), meanS / mean);
+  static slopeOf(lines: readonly StepLine[]): number {
+    const all = new StepLine();
+    let [spread, together] = [0, 0]; // about each line's own mean
+    for (const line of lines) {
+      if (line.#weight === 0) continue;
+      all.#weight += line.#weight;
+      all.#n += line.#n;
+      all.#nn += line.#nn;
+      all.#y += line.#y;
+      all.#ny += line.#ny;
+      spread += line.#nn - line.#n ** 2 / line.#weight;
+      together += line.#ny - (line.#n * line.#y) / line.#weight;
+    }
+    const samples = all.#weight;
+    if (samples < leastSamples) return 0;
+    const [mean, meanS] = [all.#n / samples, all.#y / samples];
+    const least = Math.max(leastSpread, leastShare * mean) ** 2 * samples;
+    const within = (slope: number): number => Math.min(Math.max(slope, meanS * leastSlope), meanS / mean);
+    if (spread >= least) return within(together / spread);
+    const wide = all.#nn - mean * all.#n;
+    const slope = (all.#ny - mean * all.#y) / wide;
+    return wide >= least && slope > 0 ? within(slope) : 0;
   }
 }
 

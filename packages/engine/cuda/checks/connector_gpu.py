@@ -86,6 +86,10 @@ class ArenaFile:
     def read(self, offset, size):
         return os.pread(self._file, size, offset)
 
+    def close(self):
+        """Its memory goes when it is mapped nowhere, either."""
+        os.close(self._file)
+
 
 class Kv:
     """An engine's KV: a tensor a layer. `raw` are the same bytes."""
@@ -181,6 +185,7 @@ def one_layout(torch, kvtier, sizes, how):
         beside_capture(torch, kvtier, copies, kv, sizes, wanted)
     same(torch, kv, wanted)
     arena.close()
+    file.close()
     kv.layout.close()
     if not copies.close(LONGEST_S):
         raise RuntimeError("copies still ran when they were closed")
@@ -221,6 +226,7 @@ def beside_capture(torch, kvtier, copies, kv, sizes, wanted):
             other.load(arena, file.offsets, kv.store(arena, file.offsets, mark), mark)
             mark.close()
             arena.close()
+            file.close()
         except Exception as error:  # told by the thread that captures
             errors.append(error)
         over.set()

@@ -1,8 +1,8 @@
 """vLLM's base classes where it is installed, and stand-ins of the same names where it is not.
 
-Looked up when this module is imported, so that the contract test runs on a machine without vLLM. Only offload_bases.py does so, too:
-vLLM imports the connector in every process, the API server's too. Invariant: stand-ins never take the places of an installed vLLM's
-own classes: one that lacks any of them is refused.
+Looked up when this module is imported, so that the contract test runs on a machine without vLLM. Only offload_bases.py and
+naming.py do so, too: vLLM imports the connector in every process, the API server's too. Invariant: stand-ins never take the
+places of an installed vLLM's own classes: one that lacks any of them is refused.
 """
 
 from __future__ import annotations

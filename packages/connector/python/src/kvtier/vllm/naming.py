@@ -9,6 +9,7 @@ for there.
 from __future__ import annotations
 
 import logging
+import os
 
 CONNECTORS = {"KvtierConnector": "kvtier.vllm.connector", "KvtierOffloadingConnector": "kvtier.vllm.offloading"}
 
@@ -17,6 +18,8 @@ log = logging.getLogger("kvtier.vllm")
 
 def register() -> None:
     """Any number of times."""
+    if os.environ.get("KVTIER_WITHOUT_VLLM"):
+        return
     try:
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # type: ignore[import-not-found]
     except Exception as error:  # no vLLM, or none that knows connectors

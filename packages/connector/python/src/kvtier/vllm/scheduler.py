@@ -207,11 +207,12 @@ class SchedulerHalf:
 
         `failed`: blocks that no load filled, of whatever connector.
         """
-        if failed and not set(failed) <= (told.failed if told is not None else set()):
-            self._mistrust()
+        is_foreign = bool(failed) and not set(failed) <= (told.failed if told is not None else set())
         if self._unheard is not None:
             told = self._unheard if told is None else self._unheard.aggregate(told)  # type: ignore[assignment]
         self._unheard = told
+        if is_foreign:
+            self._mistrust()  # before what it spoils is committed
         if told is not None:
             self.worker_output(told)
         self._unheard = None
