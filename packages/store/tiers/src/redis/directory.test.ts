@@ -12,13 +12,14 @@ const hashes = Array.from({ length: 50_000 }, (_, i) => hashNamed(i));
 const perEvent = 1_000;
 const partition = { index: 0, base: 'kvtier:{p0}:', keys: [], slot: 0 } satisfies Partition;
 
-/** A server that has removed all of them, a thousand an event. */
-async function directoryOf(index: RedisIndex): Promise<Directory> {
+/** A server that has removed all of them, a thousand an event. `broken`: this event names nothing that is a name. */
+async function directoryOf(index: RedisIndex, broken = -1): Promise<Directory> {
   const newest = hashes.length / perEvent;
   const state = (number: number): Reply => [Buffer.from('epoch'), 0, 1 << 20, number, 1_000_000, 1];
   const news = Array.from({ length: newest }, (_, event) => {
     const gone = hashes.slice(event * perEvent, (event + 1) * perEvent);
     const names = gone.map((hash) => fieldOf(space, hash)).flatMap((name) => [Buffer.of(name.length), name]);
+    if (event === broken) names.pop();
     const words = ['n', 'other', 'r', Buffer.concat(names), 'e', gone.map(() => '956 4096 n.1').join('\n')];
     return [Buffer.from(`${event + 1}-1`), words.map((word) => Buffer.from(word))];
   });
@@ -58,4 +59,11 @@ it('a server that is lost between two turns: nothing more of its news is told', 
   await expect(directory.poll()).rejects.toMatchObject({ code: 'CANCELLED' });
   expect(left).toBeGreaterThan(0);
   expect(index.count).toBe(left);
+});
+
+it('an event that cannot be read ends a poll behind those before it: each is read in its turn', async () => {
+  const index = new RedisIndex();
+  const directory = await directoryOf(index, 2);
+  await expect(directory.poll()).rejects.toMatchObject({ code: 'IO', retry: true });
+  expect(index.count).toBe(hashes.length - 2 * perEvent);
 });

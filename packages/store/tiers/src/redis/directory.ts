@@ -205,8 +205,12 @@ export class Directory {
       if (this.#lastId !== '' && lastId !== '' && lastId !== this.#lastId) throw lost('has another past');
       if (lastId !== '') this.#lastId = lastId;
       if (state.newest > last && news.length === 0) throw lost('lacks an event');
-      for (const { id, number, atUs, isRemoval, changes } of news) {
+      let isSweeping = false;
+      for (const event of news) {
+        const { id, number, atUs, isRemoval } = event;
         if (!this.#isSame(number, atUs)) throw lost('has another past');
+        const changes = event.changes();
+        isSweeping ||= isRemoval && changes.length >= sweptBlocks;
         this.#seen.delete(number);
         this.#lastEvent = number;
         this.#lastId = id;
@@ -228,7 +232,6 @@ export class Directory {
       }
       // Ours are measured against a clock that has been set forward since.
       if (state.clockUs - performance.now() * 1000 > this.clockOffsetUs + clockSlackUs) await this.#measureClock();
-      const isSweeping = news.some(({ isRemoval, changes }) => isRemoval && changes.length >= sweptBlocks);
       if (news.length < pollEvents && !(isSweeping && polls < maxSweeps)) return;
     }
   }

@@ -76,7 +76,8 @@ export interface News {
   readonly atUs: number;
   readonly node: string;
   readonly isRemoval: boolean;
-  readonly changes: readonly Change[];
+  /** Read when they are asked for: an answer has up to a hundred thousand. @throws KvError IO (retry): they are none */
+  readonly changes: () => readonly Change[];
 }
 
 const nonsense = (what: string): KvError =>
@@ -153,7 +154,7 @@ export function parsePolled(reply: Reply, last: number): { state: State; first: 
     const isOurs = ours === 'n' && entries === 'e' && (kind === 's' || kind === 'r') && more.length === 0;
     const [next, atUs] = id.split('-').map((part) => count(part, 'an event')) as [number, number];
     if (!isOurs || next !== ++number) throw nonsense('an event');
-    return { id, number, atUs, node: node!, isRemoval: kind === 'r', changes: parseChanges(names!, texts!) };
+    return { id, number, atUs, node: node!, isRemoval: kind === 'r', changes: () => parseChanges(names!, texts!) };
   });
   return { state: parseState(state), first: count(first, 'an event'), lastId: text(lastId, 'an event'), news };
 }
