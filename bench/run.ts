@@ -75,7 +75,7 @@ export async function runSuite(
   process.once('exit', cleanUp);
   // Whoever made something cleans it up at the process's exit, however it comes.
   const stop = (signal: NodeJS.Signals): void => process.exit(signal === 'SIGINT' ? 130 : 143);
-  process.once('SIGINT', stop).once('SIGTERM', stop);
+  process.on('SIGINT', stop).on('SIGTERM', stop); // `timeout` gives it twice
   try {
     const { figures, failed } = await measure(suite, { args, scratchDir, log });
     if (figures.length === 0)

@@ -26,8 +26,9 @@ function caseOf(args: readonly string[], scratchDir: string): SystemCase {
   return { backend, model, ...sizesOf(model), scratchDir, promptTokens: tokens, maxStepTokens: steps };
 }
 
-// Node dies of a signal without its exit handlers, and what is launched here is in no process group of ours: by these it is killed (launch.ts).
-for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.once(signal, () => process.exit(143));
+// Node dies of a signal without its exit handlers, of a second one in the midst of them, too (`timeout` gives it twice); and what is launched
+// here is in no process group of ours: by these it is killed (launch.ts).
+for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => process.exit(143));
 
 const scratchDir = mkdtempSync(join(process.env.KVTIER_BENCH_DIR || tmpdir(), 'kvtier-system-'));
 try {

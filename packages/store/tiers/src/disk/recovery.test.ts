@@ -77,7 +77,8 @@ async function killed(to: string): Promise<string[]> {
     .filter(({ state }) => state !== 'free')
     .sort((a, b) => a.generation - b.generation)
     .map(({ path }) => basename(path));
-  cpSync(join(bench.dir, 'a'), to, { recursive: true });
+  // The next segment may be made meanwhile, and gets its name when it is whole.
+  cpSync(join(bench.dir, 'a'), to, { recursive: true, filter: (path) => !path.endsWith('.new') });
   await tier.close();
   return segments;
 }
