@@ -1,7 +1,7 @@
 /**
  * Who is alive in the cluster, what it is, and how loaded. Found by `discovery.ts` (`kubernetes/members.ts`); lines to all of them in
  * turns (`line-turns.ts`); who follows the fleet: `late-look.ts`; calls of one worker together: `shared-call.ts`. Of pods: how fast they
- * compute (`own-rate.ts`, `believed-rate.ts`), what fails there (`request-failures.ts`), what proves their life (`pod-asks.ts`,
+ * compute (`own-rate.ts`, `computed-rate.ts`, `believed-rate.ts`) and step (`step-line.ts`), what fails there (`request-failures.ts`), what proves their life (`pod-asks.ts`,
  * `living-timeout.ts`).
  */
 export { AnswerTail, type Usage } from './answer-tail.ts';
