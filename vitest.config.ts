@@ -3,7 +3,8 @@ import { defineConfig } from 'vitest/config';
 import { BaseSequencer, type TestSpecification } from 'vitest/node';
 import { placeOf } from './test/setup/longest.ts';
 
-// Two projects: `quick` is what `npm run check` runs; `slow` starts processes, fills disks, kills things.
+// Three projects: `quick` is what `npm run check` runs; `slow` starts processes, fills disks, kills things; `long` (`npm run test:long`) looks
+// at much for minutes: surveys, mutations, sanitizers, other compilers.
 // Real servers, real deaths and random schedules on two busy cores: whoever needs a second attempt is named at the end of
 // `npm test`, and is a defect to mend.
 // A property that found a counterexample gets none (test/setup/properties.ts).
@@ -17,9 +18,6 @@ const common = {
   expect: { poll: { timeout: 20_000 } },
   setupFiles: ['test/setup/properties.ts', 'test/setup/turns.ts', 'test/setup/costs.ts'],
 };
-
-/** What scripts/test.mjs runs beside the others: files, and folders with a slash at their end. */
-const without = (process.env.KVTIER_TEST_WITHOUT ?? '').split(',').filter((path) => path !== '');
 
 /** vitest knows what takes long only where it ran before; in a fresh checkout it goes by the size of files, and what runs Python is a small one. */
 class LongestFirst extends BaseSequencer {
@@ -51,10 +49,22 @@ export default defineConfig({
           globalSetup: ['scripts/lib/programs.mjs'],
           testTimeout: 240_000,
           include: ['{packages,services,bench,test}/**/*.slow.test.ts'],
-          exclude: ['**/node_modules/**', ...without.map((path) => (path.endsWith('/') ? `${path}**` : path))],
+          exclude: ['**/node_modules/**'],
           // Two at a time: they mostly wait for servers, deaths and starts.
           maxWorkers: 2,
           sequence: { groupOrder: 1 },
+        },
+      },
+      {
+        test: {
+          ...common,
+          name: 'long',
+          globalSetup: ['scripts/lib/programs.mjs'],
+          testTimeout: 900_000,
+          include: ['{packages,services,bench,test}/**/*.long.test.ts'],
+          exclude: ['**/node_modules/**'],
+          maxWorkers: 2,
+          sequence: { groupOrder: 2 },
         },
       },
     ],

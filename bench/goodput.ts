@@ -40,7 +40,7 @@ export function served(all: readonly Ended[], targets: Targets, ms: number): Ser
   };
 }
 
-/** As test/sim/goodput.slow.test.ts has it. */
+/** As test/sim/goodput.long.test.ts has it. */
 const [step, enoughShare] = [1.2, 0.855];
 const mostSteps = 12;
 

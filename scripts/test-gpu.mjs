@@ -48,7 +48,7 @@ await script(async (args) => {
     return failed > 0 ? 1 : 0;
   }
   process.env.KVTIER_PTXAS = '1';
-  const tests = await runVitest(['slow'], ['.gpu.slow.test.ts', 'cuda-spills']);
+  const tests = await runVitest(['slow', 'long'], ['.gpu.slow.test.ts', 'cuda-spills']);
   closingLine({ ...tests, passed: tests.passed + passed, failed: tests.failed + failed });
   return tests.code || (failed > 0 ? 1 : 0);
 });

@@ -1,4 +1,4 @@
-/** That figures are told as they are measured: what fails later costs itself only. Real systems: gpu-session.slow.test.ts. */
+/** That figures are told as they are measured: what fails later costs itself only. Real systems: gpu-session.long.test.ts. */
 import { KvError } from '@kvtier/errors';
 import { expect, it } from 'vitest';
 import { type Kvtier, sizesOf, systemFigures } from './figures.ts';

@@ -62,21 +62,6 @@ export function foreground(program, args, options = {}) {
   });
 }
 
-/** As `foreground`, at the lowest priority; its output comes as a whole when it has ended. */
-export function beside(program, args, options = {}) {
-  return new Promise((resolve, reject) => {
-    const stdio = ['ignore', 'pipe', 'pipe'];
-    const child = spawn('nice', ['-n', '19', program, ...args], { cwd: root, stdio, ...options });
-    const said = [];
-    for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk) => said.push(chunk));
-    child.on('error', (error) => reject(new SetupError(`${program}: cannot be started (${error.message})`)));
-    child.on('close', (code) => {
-      process.stdout.write(Buffer.concat(said));
-      resolve(code ?? 143);
-    });
-  });
-}
-
 /** The frame of every script: a SetupError is its message and exit code 1; anything else is a defect and keeps its stack. */
 export async function script(main) {
   try {

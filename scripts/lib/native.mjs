@@ -21,6 +21,13 @@ const cpuName = process.env.KVTIER_CPU || 'native';
 export const hasNvcc = () => onPath('nvcc');
 export const hasGpu = () => existsSync('/dev/nvidia0') || onPath('nvidia-smi');
 
+const emulated = {
+  source: 'packages/engine/cuda',
+  build: 'build/cuda-emulated',
+  options: ['-DKVTIER_EMULATED=ON'],
+  sources: withCuda,
+};
+
 /**
  * `part`: what `setup` is asked for; `files`: what the build must leave; `targets`: of it, default all; `ahead`: those of its targets that need no npm
  * packages; `anyCpu`: it runs on every x86-64; `said`: where it leaves what ptxas said of kernels, and in which file several of them were compiled `together`.
@@ -56,14 +63,18 @@ const modules = [
     ],
   },
   {
+    ...emulated,
     part: 'cuda-emulated',
     name: 'CUDA kernels for the CPU',
-    source: 'packages/engine/cuda',
-    build: 'build/cuda-emulated',
-    options: ['-DKVTIER_EMULATED=ON'],
+    targets: ['kvtier_cuda_emulated', 'standin_cuda'],
+    files: ['libstandin_cuda.so', 'kvtier_cuda_emulated.node'],
+    ahead: ['kvtier_cuda_core', 'kvtier_cuda_cpu', 'kvtier_cuda_emulator', 'standin_cuda'],
+  },
+  {
+    ...emulated,
+    part: 'cuda-checks',
+    name: 'CUDA kernels for the CPU, and their checks',
     files: ['kernel_check', 'runtime_check', 'kernel_bench', 'libstandin_cuda.so', 'kvtier_cuda_emulated.node'],
-    ahead: ['kernel_check', 'runtime_check', 'standin_cuda'],
-    sources: withCuda,
   },
   {
     part: 'cuda',
@@ -127,7 +138,7 @@ function fingerprint(module) {
   return hash.digest('hex');
 }
 
-const stampOf = (module) => join(root, module.build, '.kvtier-stamp');
+const stampOf = (module) => join(root, module.build, `.kvtier-stamp-${module.part}`);
 
 function isCurrent(module, print) {
   if (!module.files.every((file) => existsSync(join(root, module.build, file))) || !existsSync(stampOf(module)))
@@ -135,7 +146,7 @@ function isCurrent(module, print) {
   return readFileSync(stampOf(module), 'utf8') === print;
 }
 
-/** @param {readonly string[]} parts of `native`, `cuda-emulated`, `cuda` */
+/** @param {readonly string[]} parts of `native`, `cuda-emulated` or, with all of it, `cuda-checks`, `cuda` */
 export function nativeIsCurrent(parts) {
   return modulesOf(parts).every((module) => isCurrent(module, fingerprint(module)));
 }
@@ -157,7 +168,7 @@ export async function buildAhead(parts) {
 /**
  * Two at a time, each with half of the cores: what begins a build (headers that are compiled first) and what ends it (the linker) has no use for
  * more than one.
- * @param {readonly string[]} parts of `native`, `cuda-emulated`, `cuda`
+ * @param {readonly string[]} parts of `native`, `cuda-emulated` or, with all of it, `cuda-checks`, `cuda`
  * @param {Promise<void>} ahead what `buildAhead` has begun with
  */
 export async function ensureNative(parts, ahead = Promise.resolve()) {
@@ -193,25 +204,6 @@ export function cudaGap(parts) {
     return 'a GPU is here, but nvcc was not found: models run on the CPU; install the CUDA toolkit 12 or newer';
   }
   return '';
-}
-
-/**
- * Compiles these parts beside other work: at the lowest priority, without a word. Resolves with what the compiler
- * said where it failed, else ''.
- * @param {readonly string[]} parts
- */
-export async function compileBeside(parts) {
-  try {
-    for (const module of modulesOf(parts)) {
-      const print = fingerprint(module);
-      if (isCurrent(module, print)) continue;
-      await build(module, () => {}, atLowestPriority);
-      writeFileSync(stampOf(module), print);
-    }
-    return '';
-  } catch (error) {
-    return error.message;
-  }
 }
 
 async function build(module, note, [ninja, ...flags] = ['ninja', '-j', jobs]) {

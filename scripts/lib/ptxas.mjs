@@ -1,6 +1,6 @@
 /**
  * What ptxas said of a kernel file (registers, bytes that it spilled), kept in build/ptxas under a name of all that decides it: who compiles
- * one with `-Xptxas -v` keeps it there, and who wants to know it (packages/engine/executor/src/cuda-spills.slow.test.ts) need not compile.
+ * one with `-Xptxas -v` keeps it there, and who wants to know it (packages/engine/executor/src/cuda-spills.long.test.ts) need not compile.
  */
 import { createHash } from 'node:crypto';
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';

@@ -6,17 +6,15 @@ import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join, relative } from 'node:path';
 import { stripVTControlCharacters } from 'node:util';
-import { beside, foreground, root } from './command.mjs';
+import { foreground, root } from './command.mjs';
 
 /**
  * @param {readonly string[]} projects
  * @param {readonly string[]} args further arguments for vitest: paths, -t NAME
- * @param {{by?: typeof foreground, without?: readonly string[]}} options `by`: how vitest is run; `without`: slow test files that are left
- *   out, and folders, with a slash at their end
  * @returns {Promise<{code: number, passed: number, failed: number, skipped: string[], flaky: string[], failures: string[]}>} `flaky`: passed
  *   only at their second attempt; `failures`: a line for each test, or file, that failed
  */
-export async function runVitest(projects, args, { by = foreground, without = [] } = {}) {
+export async function runVitest(projects, args) {
   const folder = mkdtempSync(join(tmpdir(), 'kvtier-test-'));
   try {
     const report = join(folder, 'report.json');
@@ -31,8 +29,8 @@ export async function runVitest(projects, args, { by = foreground, without = [] 
       `--outputFile.json=${report}`,
       ...args,
     ];
-    const env = { ...process.env, KVTIER_FLAKY_REPORT: flakyReport, KVTIER_TEST_WITHOUT: without.join(',') };
-    const code = await by(process.execPath, command, { env });
+    const env = { ...process.env, KVTIER_FLAKY_REPORT: flakyReport };
+    const code = await foreground(process.execPath, command, { env });
     const flaky = existsSync(flakyReport) ? readFileSync(flakyReport, 'utf8').trim().split('\n') : [];
     const counts = { code, passed: 0, failed: 0, skipped: [], flaky, failures: [] };
     let files;
@@ -77,23 +75,6 @@ export function within(folder, args) {
   const files = names.map((name) => (name.startsWith(`${folder}/`) ? name : `${folder}/${name}`));
   return [...(files.length > 0 ? files : [folder]), ...args.slice(names.length)];
 }
-
-/**
- * Runs vitest at the lowest priority beside another run of it: for what only computes. What it says comes at its end.
- * @param {readonly string[]} projects
- * @param {readonly string[]} args
- */
-export const runVitestBeside = (projects, args) => runVitest(projects, args, { by: beside });
-
-/** What two runs came to. */
-export const together = (a, b) => ({
-  code: a.code || b.code,
-  passed: a.passed + b.passed,
-  failed: a.failed + b.failed,
-  skipped: [...a.skipped, ...b.skipped],
-  flaky: [...a.flaky, ...b.flaky],
-  failures: [...a.failures, ...b.failures],
-});
 
 /** Prints what was skipped, flaky or failed, where it is found last, and as the very last line the counts that CI reads. */
 export function closingLine({ passed, failed, skipped, flaky, failures = [] }) {

@@ -79,4 +79,4 @@ export function packageName(specifier: string): string {
     .join('/');
 }
 
-export const isTest = (path: string): boolean => /\.(slow\.)?test\.ts$|\/testing\/|\/test\//.test(path);
+export const isTest = (path: string): boolean => /\.((slow|long)\.)?test\.ts$|\/testing\/|\/test\//.test(path);

@@ -149,6 +149,11 @@ describe('by hand', () => {
     expect([blocks, of({}), of({ itlS: pauseS - 1e-6 }), of({ maxTokens: 1 })]).toEqual([100, true, false, false]);
     // 31 blocks of its last step, the tail, the step under way and one more.
     expect(pauseS).toBeCloseTo(0.031 + 0.001 + 2 * 0.01, 9);
+    // Where pauses were later than predicted of late, the decode side gives it.
+    expect([of({ itlS: pauseS + 0.1, late: lateBy(0, 0, 0.1) }), of({ late: lateBy(0, 0, 0.001) })]).toEqual([
+      true,
+      false,
+    ]);
     // Prompts beside streams there, when the blocks come: the step under way alone is nearly as long as the target.
     const beside = (tokensAhead: number) => of({ itlS: 0.2, decode: running(3, { role: 'decode', tokensAhead }) });
     expect([beside(100_000), beside(100), beside(0)]).toEqual([false, true, true]);
@@ -354,6 +359,7 @@ describe('by hand', () => {
         computed++;
         return 0;
       },
+      pauseS: () => 0,
     };
     // The link is slower than any of them; the last one has nothing to compute.
     const others = Array.from({ length: 1_000 }, (_, at) => side(at + 1, { running: 3, held: at === 999 ? 100 : 20 }));

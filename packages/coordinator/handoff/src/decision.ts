@@ -192,16 +192,18 @@ function splitOf(question: Question, prefill: Side, blocks: number, held: number
 /**
  * The same, with the first token from the prefill side, where that is worth it to the request itself: its client has that one earlier, and
  * all others later, by the rest of the prompt that the prefill side computes first, or sooner, by the step that the decode side need
- * not take for it. Never where the next one does not follow within the target: a stream that begins and stands still is one that misses it.
+ * not take for it. Never where the next one does not follow within the target, nine times in ten: a stream that begins and stands still is
+ * one that misses it.
  */
 function drawing(question: Question, split: Split, full: number): Split {
   const { decode, maxTokens, itlS } = question;
   if (split.blocks !== full || maxTokens <= 1 || !holdsToken(split.prefill, question.tokens)) return split;
   const { earlyS, plainS, pauseS } = splitTimes(question, split.prefill, full, full - split.lacks, true);
-  if (pauseS > itlS) return split;
+  const asIs = { ...split, pauseS }; // what is learned of pauses is learned of this figure, whoever gives the token
+  if (pauseS + question.late.pauseS(pauseS) > itlS) return asIs;
   const without = ownCostOf(question, split.plainS, split.plainS + stepS(decode));
-  if (ownCostOf(question, earlyS, plainS) > without) return split;
-  return { ...split, draws: true };
+  if (ownCostOf(question, earlyS, plainS) > without) return asIs;
+  return { ...split, pauseS, draws: true };
 }
 
 /**

@@ -1,7 +1,7 @@
 /** The first token of a hand-off: given once, in order, whichever side is first, however slowly it is taken. */
 import type { OnEvent } from '@kvtier/registry';
 import { event } from '@kvtier/registry/testing';
-import { expect, it } from 'vitest';
+import { expect, it, vi } from 'vitest';
 import { EarlyToken } from './early-token.ts';
 
 function early(onTold: OnEvent = () => undefined) {
@@ -22,6 +22,24 @@ it('is not given twice, by either side', () => {
   token.pass(drawn(5));
   expect(told).toEqual([[5], [6], [5]]);
   expect([token.isGiven, token.isOver, token.signal.aborted]).toEqual([true, false, false]);
+});
+
+it('says how long it was until the next token came, and not until the decode side drew the same one', () => {
+  vi.useFakeTimers({ toFake: ['performance'] });
+  try {
+    const { token } = early();
+    token.give(drawn(5));
+    vi.advanceTimersByTime(300);
+    token.pass(drawn(5));
+    expect(token.pauseS).toBe(undefined);
+    vi.advanceTimersByTime(20);
+    token.pass(drawn(6));
+    vi.advanceTimersByTime(20);
+    token.pass(drawn(7));
+    expect(token.pauseS).toBeCloseTo(0.32, 9);
+  } finally {
+    vi.useRealTimers();
+  }
 });
 
 it('passes what the decode side says as it is, where it was first', () => {

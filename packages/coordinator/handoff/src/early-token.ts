@@ -19,7 +19,9 @@ export class EarlyToken {
   #given: number | undefined;
   /** While it is waited for that the token is taken. */
   #taken: Promise<void> | undefined;
+  #givenMs = 0;
   #isFollowed = false;
+  #pauseS: number | undefined;
   #isOver = false;
 
   constructor(requestId: string, onEvent: OnEvent) {
@@ -30,6 +32,11 @@ export class EarlyToken {
   /** The prefill side's token was the first. */
   get isGiven(): boolean {
     return this.#given !== undefined;
+  }
+
+  /** Seconds from when it was given until the next one came; undefined: none has. */
+  get pauseS(): number | undefined {
+    return this.#pauseS;
   }
 
   /** It was the only one: it ended the answer, or whoever reads it has enough. */
@@ -51,6 +58,7 @@ export class EarlyToken {
   give({ tokenIds, finishReason }: GenerateEvent): void | Promise<void> {
     if (this.#given !== undefined || this.signal.aborted) return undefined;
     this.#given = tokenIds[0]!;
+    this.#givenMs = performance.now();
     const end = (more: unknown): void => {
       this.#taken = undefined;
       if (more !== false && finishReason === '') return;
@@ -70,16 +78,20 @@ export class EarlyToken {
 
   /** What the decode side says, without the token that was given. @throws KvError DISCONNECTED (retry): it drew another one */
   pass(event: GenerateEvent): ReturnType<OnEvent> {
-    if (this.#given === undefined || this.#isFollowed || event.tokenIds.length === 0) return this.#onEvent(event);
-    this.#isFollowed = true;
-    const [first, ...tokenIds] = event.tokenIds;
-    if (first !== this.#given) {
-      const drew = `the prefill worker drew token ${this.#given} first, the decode worker ${first}`;
-      throw new KvError('DISCONNECTED', `request ${this.#requestId}: ${drew}`, { retry: true });
-    }
-    const rest = { ...event, tokenIds };
-    if (this.#taken === undefined) return this.#onEvent(rest);
+    const rest = this.#behind(event);
+    if (this.#given !== undefined && rest.tokenIds.length > 0)
+      this.#pauseS ??= (performance.now() - this.#givenMs) / 1_000;
+    if (rest === event || this.#taken === undefined) return this.#onEvent(rest);
     // It may turn out to have been the only one, or the hand-off ends meanwhile.
     return this.#taken.then(() => (this.signal.aborted ? false : this.#onEvent(rest)));
+  }
+
+  #behind(event: GenerateEvent): GenerateEvent {
+    if (this.#given === undefined || this.#isFollowed || event.tokenIds.length === 0) return event;
+    this.#isFollowed = true;
+    const [first, ...tokenIds] = event.tokenIds;
+    if (first === this.#given) return { ...event, tokenIds };
+    const drew = `the prefill worker drew token ${this.#given} first, the decode worker ${first}`;
+    throw new KvError('DISCONNECTED', `request ${this.#requestId}: ${drew}`, { retry: true });
   }
 }

@@ -10,8 +10,13 @@ import { HandOff, type HandOffEngines, type Took } from './hand-off.ts';
 
 /** What a side says; or its call is waited for to be cancelled; or it dies. */
 type Step = readonly ['d' | 'p', Partial<GenerateEvent> | 'cancelled' | 'dies'];
-/** What is told to the decode side, and given; `taken`: when the first that is given has been taken. */
-type Draws = { readonly tells: (string | number)[][]; readonly given: number[][]; readonly taken?: Promise<void> };
+/** What is told to the decode side, and given; `taken`: when the first that is given has been taken; seconds that are told as pauses. */
+type Draws = {
+  readonly tells: (string | number)[][];
+  readonly given: number[][];
+  readonly taken?: Promise<void>;
+  readonly pauses?: number[];
+};
 
 /** Ten blocks of 16 tokens that worker 1 computes for worker 0, of which worker 0 holds `local`. Returns what was told at the end. */
 async function handedOff(
@@ -60,6 +65,7 @@ async function handedOff(
       another: () => undefined,
       firstToken: (...blocks) => told.push(blocks),
       took: (took) => parts.push(took),
+      paused: (seconds) => draws.pauses?.push(seconds),
       travelled: () => {},
     },
   }).run(new AbortController().signal, ({ tokenIds }) => {
@@ -247,4 +253,44 @@ it('the decode side dies while the first token is being taken: what it said behi
   take();
   await new Promise(setImmediate);
   expect(draws.given).toEqual([[1]]);
+});
+
+it.each<[string, number, Step[]]>([
+  [
+    'the prefill side gave the first token: until the next',
+    1,
+    [
+      ['p', { ...state(0, 10), tokenIds: [1] }],
+      ['d', begun],
+    ],
+  ],
+  [
+    'the decode side gives it: from the last block on',
+    1,
+    [
+      ['p', state(0, 10)],
+      ['d', begun],
+    ],
+  ],
+  [
+    'the decode side had it before all was told',
+    0,
+    [
+      ['p', state(0, 4)],
+      ['d', begun],
+    ],
+  ],
+  [
+    'what fell short',
+    0,
+    [
+      ['p', { ...state(0, 4), finishReason: 'prefilled' }],
+      ['d', { ...first(64), finishReason: '' }],
+    ],
+  ],
+])('a pause behind the first token is told once, where it came as it should: %s', async (_, times, steps) => {
+  const draws: Draws = { tells: [], given: [], pauses: [] };
+  await handedOff([['d', state(0, 0)], ...steps, ['d', has([2])], ['d', has([3], 'length')]], [], [], draws);
+  expect(draws.pauses).toHaveLength(times);
+  for (const seconds of draws.pauses!) expect(seconds >= 0 && seconds < 60).toBe(true);
 });

@@ -92,6 +92,11 @@ export interface HandOffListener {
   firstToken(local: number, come: number, hidden: number): void;
   /** Of one that came as it should: before the first token is passed on, or with the prefill side's last word, where that comes later. */
   took(took: Took): void;
+  /**
+   * Seconds from the prefill side's last block, or the token that it gave, until the decode side's next token: the pause that a client sees,
+   * or would have seen. Once, of one that came as it should.
+   */
+  paused(seconds: number): void;
   /** Blocks travelled so fast. */
   travelled(transfer: Transfer): void;
 }
@@ -123,6 +128,7 @@ export class HandOff {
   #came = 0;
   #cameHidden = 0;
   #fellShort = false;
+  #hasPaused = false;
   /** When the last block was in at the decode side, and how long the rest of the prompt took; undefined: not known, or `took` is told. */
   #tail: { readonly cameMs: number; readonly us: number } | undefined;
   #lastWord: NodeJS.Timeout | undefined;
@@ -168,7 +174,9 @@ export class HandOff {
           return undefined;
         }
         this.#token(event);
-        return early.pass(event);
+        const passed = early.pass(event);
+        this.#tellPause(event);
+        return passed;
       });
     } catch (error) {
       if (!early.isOver || signal.aborted) throw error;
@@ -207,6 +215,16 @@ export class HandOff {
     // Whatever a prefill worker still computes, nobody waits for it; what it has computed, it says in a moment.
     if (this.#tail === undefined || this.#fellShort) this.#over.abort(ended);
     else this.#lastWord = setTimeout(() => this.#over.abort(ended), lastWordMs);
+  }
+
+  #tellPause({ tokenIds }: GenerateEvent): void {
+    if (this.#hasPaused || this.#fellShort || tokenIds.length === 0) return;
+    const early = this.#early!;
+    if (early.isGiven && early.pauseS === undefined) return;
+    this.#hasPaused = true;
+    const readyMs = this.#allReadyMs;
+    if (early.pauseS !== undefined) this.#options.listener.paused(early.pauseS);
+    else if (readyMs !== undefined) this.#options.listener.paused((performance.now() - readyMs) / 1_000);
   }
 
   /** Once both sides have said theirs. */

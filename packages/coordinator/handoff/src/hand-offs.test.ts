@@ -240,3 +240,63 @@ it('another prefill worker gives no first token that fills its pool', async () =
     [2, undefined],
   ]);
 });
+
+it('a decode side that stood still behind first tokens gives them itself, until its pauses are short again, or were forgotten', async () => {
+  const workers = new FakeWorkers();
+  const decode = workers.add('d')!;
+  workers.add('p');
+  for (const [at, role] of (['decode', 'prefill'] as const).entries())
+    Object.assign(workers.all[at]!, { record: recordOf(role, { role, node: `n${at}` }) });
+  let pauseMs = 500;
+  let isDrawn: boolean | undefined;
+  let answered = (): void => {};
+  const engines = {
+    workers: () => workers.all,
+    sent: (...sent: Parameters<FakeWorkers['sent']>) => workers.sent(...sent),
+    engine: () => ({ changeHandOff: async () => true, tellFirstToken: async () => true }),
+    follow: async (number: number, request: GenerateRequest, _signal: AbortSignal, onEvent: OnEvent) => {
+      if (number === 0) {
+        const isReady = new Promise<void>((resolve) => {
+          answered = resolve;
+        });
+        onEvent(event({ handOff: { localBlocks: 0, readyBlocks: 0 } }));
+        await isReady;
+        vi.advanceTimersByTime(pauseMs);
+        onEvent(event({ tokenIds: [1, 2], finishReason: 'length' }));
+        return;
+      }
+      isDrawn = request.prefillOnly?.draws ?? false;
+      const ready = { handOff: { localBlocks: 0, readyBlocks: 10 } };
+      onEvent(event(isDrawn ? { ...ready, tokenIds: [1] } : { ...ready, finishReason: 'prefilled' }));
+      answered();
+    },
+  } as unknown as HandOffEngines;
+  const holdings = {
+    match: (_model: string, _keys: unknown, numbers: readonly number[]) =>
+      numbers.map(() => ({ blocks: 0, byMedium: new Int32Array(8) })),
+  };
+  const limits = { split: 'always', itlMs: 200, ttftMs: 2_000 } as const;
+  const handOffs = new HandOffs({ engines, holdings, logger: createLogger('test', 'silent'), limits });
+  const drawn = async (): Promise<boolean | undefined> => {
+    await handOffs.follow(
+      { worker: decode, share: { requestId: 'r', tokensAhead: 0, blocks: 0, loadS: 0 } } as unknown as Parameters<
+        HandOffs['follow']
+      >[0],
+      { ...asked, arrivedMs: performance.now() },
+      greedy({ requestId: 'r' }),
+      new AbortController().signal,
+      () => {},
+      () => {},
+    );
+    return isDrawn;
+  };
+  expect([await drawn(), await drawn()]).toEqual([true, false]);
+  pauseMs = 1;
+  for (let i = 0; i < 20; i++) await drawn();
+  expect(await drawn()).toBe(true);
+  pauseMs = 500;
+  for (let i = 0; i < 2; i++) await drawn();
+  expect(await drawn()).toBe(false);
+  vi.advanceTimersByTime(60_000);
+  expect(await drawn()).toBe(true);
+});

@@ -22,6 +22,7 @@ import { LinkRate } from './link-rate.ts';
 import { HandOffMetrics } from './metrics.ts';
 import type { Question, SplitMode } from './question.ts';
 import { sidesOf } from './sides.ts';
+import { stepS } from './times.ts';
 
 export interface HandOffsOptions {
   readonly engines: HandOffEngines;
@@ -85,6 +86,8 @@ export class HandOffs {
   readonly #late = new Lateness(firstLateS, mostLateS);
   /** The same of nine in ten, by the decode worker: whoever is let in is to be in time. */
   readonly #latest = { alone: new LatestOfWorkers(mostLateS), split: new LatestOfWorkers(mostLateS) };
+  /** The same of the pauses behind the first tokens that prefill sides give. */
+  readonly #pauses = new LatestOfWorkers(mostLateS);
   readonly #legs = new Map<number, number>();
   /** Requests that wait for another worker's blocks, by the decode worker. */
   readonly #awaiting = new Map<number, number>();
@@ -206,6 +209,11 @@ export class HandOffs {
           awaited();
         },
         took: (took) => told({ line, prefill, degraded, took }),
+        paused: (seconds) => {
+          // Behind a first token that the decode side draws, a step lies between it and the next.
+          const seenS = seconds + (split.draws ? 0 : stepS(question.decode));
+          this.#pauses.came(whoseOf(asked, choice.worker), split.pauseS, seenS, performance.now());
+        },
         travelled: (transfer) => {
           if (split.travels > 0) this.#linkOf(node).came(transfer);
         },
@@ -243,7 +251,17 @@ export class HandOffs {
       pendingBlocks: this.#pending.get(decode.node ?? '') ?? 0,
       legsPerWorker: maxLegsPerWorker,
       legsLeft: maxLegs - this.#open,
-      late: this.#late,
+      late: this.#lateOf(asked, choice.worker, nowMs),
+    };
+  }
+
+  #lateOf(asked: Asked, worker: Worker, nowMs: number): Question['late'] {
+    const [late, whose] = [this.#late, whoseOf(asked, worker)];
+    const halfMs = believedTargets * (asked.ttftMs ?? this.#limits.ttftMs);
+    return {
+      aloneS: (predictedS) => late.aloneS(predictedS),
+      splitS: (predictedS) => late.splitS(predictedS),
+      pauseS: (predictedS) => this.#pauses.s(whose, predictedS, nowMs, halfMs),
     };
   }
 

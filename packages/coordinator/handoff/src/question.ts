@@ -50,11 +50,13 @@ export interface Question {
   /** Legs that one worker may have; legs that the coordinator may still begin. */
   readonly legsPerWorker: number;
   readonly legsLeft: number;
-  /** Seconds that first tokens came later than predicted, so far, of those that were predicted to take so long. */
+  /** Seconds that tokens came later than predicted, so far, of those that were predicted to take so long. */
   readonly late: Late;
 }
 
 export interface Late {
   aloneS(predictedS: number): number;
   splitS(predictedS: number): number;
+  /** The pause behind a first token that the prefill side gives: nine in ten are no later. */
+  pauseS(predictedS: number): number;
 }

@@ -1,4 +1,4 @@
-/** What is asked of a session's figures (verdicts.awk): met, short by how much, incomplete, or not measured. Names of figures: gpu-figures.slow.test.ts. */
+/** What is asked of a session's figures (verdicts.awk): met, short by how much, incomplete, or not measured. Names of figures: gpu-figures.long.test.ts. */
 import { spawnSync } from 'node:child_process';
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';

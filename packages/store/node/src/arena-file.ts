@@ -34,6 +34,8 @@ export interface ArenaFile {
   readonly isInMemory: boolean;
   /** How its memory is mapped, as the kernel said a minute ago at most, or at the start where much of it lies in small pages. Never waits. */
   pages(): ArenaPages;
+  /** The kernel's first word on that, which may hold the process up: wait for it before anybody is served. */
+  readonly pagesKnown: Promise<void>;
   readonly handle: ArenaHandle;
   readonly id: bigint;
   /** Whether its path still leads to it. Where it does not, no engine can attach any more. @throws Error of fs when that cannot be told */
@@ -127,7 +129,8 @@ export function createArenaFile(
       const watch = new PageWatch(file, bytes, pageBytes);
       const pages = (): ArenaPages => watch.pages();
       const id = native.arenaId(handle);
-      return { path: file, bytes, isInMemory, pages, isThere, isByteHeld, held, handle, id, close, removed };
+      const told = { isInMemory, pages, pagesKnown: watch.begun, isThere, isByteHeld };
+      return { path: file, bytes, ...told, held, handle, id, close, removed };
     } catch (error) {
       close();
       throw error;

@@ -109,6 +109,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
     }
     const arenaFile = createArenaFile(options.arena.dir, dataDir, options.arena.bytes, options.group);
     undo.push(() => arenaFile.close());
+    await arenaFile.pagesKnown;
     log.info({ bytes: arenaFile.bytes, ...arenaFile.pages() }, 'the arena is reserved');
     if (!arenaFile.isInMemory) {
       log.warn(

@@ -1,5 +1,4 @@
 /** In what pages an arena lies: the kernel merges small ones into huge ones, and splits them, at any time. */
-import { readFileSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 
 export interface ArenaPages {
@@ -19,24 +18,17 @@ const lookAgainMs = 60_000;
 const mostSmallBytes = 2 * 2 ** 30;
 
 /** What the kernel says of all mappings of this process, as proc_pid_smaps(5). */
-export interface Maps {
-  atOnce(): string;
-  later(): Promise<string>;
-}
-
-const mapsFile = '/proc/self/smaps';
-const ownMaps: Maps = {
-  atOnce: () => readFileSync(mapsFile, 'utf8'),
-  later: () => readFile(mapsFile, 'utf8'),
-};
+const ownMaps = (): Promise<string> => readFile('/proc/self/smaps', 'utf8');
 
 export class PageWatch {
   readonly #file: string;
   readonly #pageBytes: number;
   readonly #bytes: number;
-  readonly #maps: Maps;
+  readonly #maps: () => Promise<string>;
   #transparentBytes = 0;
   #lookedAtMs: number;
+  /** The look at the start has ended: who serves waits for it, since it may hold the process up. */
+  readonly begun: Promise<void>;
 
   /** Of the mapping of `file`, which is there. */
   constructor(file: string, bytes: number, pageBytes: number, maps = ownMaps, nowMs = performance.now()) {
@@ -45,26 +37,25 @@ export class PageWatch {
     this.#pageBytes = pageBytes;
     this.#maps = maps;
     this.#lookedAtMs = nowMs;
-    try {
-      this.#transparentBytes = transparentBytes(maps.atOnce(), file);
-    } catch {
-      // The kernel does not say.
-    }
+    this.begun = this.#look();
   }
 
   /** As the kernel said a minute ago at most, or at the start where much lies in small pages. Never waits. */
   pages(nowMs = performance.now()): ArenaPages {
     if (nowMs - this.#lookedAtMs > lookAgainMs && this.#bytes - this.#transparentBytes <= mostSmallBytes) {
       this.#lookedAtMs = nowMs;
-      void this.#maps.later().then(
-        (maps) => {
-          this.#transparentBytes = transparentBytes(maps, this.#file);
-        },
-        () => {}, // what was known stays
-      );
+      void this.#look();
     }
     const isHuge = this.#pageBytes > smallPageBytes;
     return { pageBytes: this.#pageBytes, hugeBytes: isHuge ? this.#bytes : this.#transparentBytes };
+  }
+
+  async #look(): Promise<void> {
+    try {
+      this.#transparentBytes = transparentBytes(await this.#maps(), this.#file);
+    } catch {
+      // The kernel does not say: what was known stays.
+    }
   }
 }
 

@@ -1,6 +1,6 @@
 // The native half of identity, under AddressSanitizer and UBSan: SHA-256 in its forms, chains, the object header, and what is skipped of KV
 // events.
-// Built and run by packages/base/data-plane/src/identity.slow.test.ts with the golden folder as argument.
+// Built and run by packages/base/data-plane/src/identity.long.test.ts with the golden folder as argument.
 #include <gtest/gtest.h>
 
 #include <fstream>

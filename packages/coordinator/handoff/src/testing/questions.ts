@@ -39,7 +39,11 @@ export const side = (number: number, part: Partial<Side> & { held?: number } = {
   };
 };
 
-export const lateBy = (alone: number, split: number) => ({ aloneS: () => alone, splitS: () => split });
+export const lateBy = (alone: number, split: number, pause = 0) => ({
+  aloneS: () => alone,
+  splitS: () => split,
+  pauseS: () => pause,
+});
 
 export const question = (part: Partial<Question> = {}): Question => ({
   ...{ mode: 'predicted', tokens: 1_601, blockTokens: 16, maxTokens: 100, decode: side(0), others: [side(1)] },

@@ -1,6 +1,6 @@
 /**
  * What a GPU machine's half hour runs, without one: that the packed system runs in an empty folder, and that `gpu-session.sh` says in one
- * line what it cannot do, with an exit code of its own. What `kernel_bench` prints: gpu-figures.slow.test.ts.
+ * line what it cannot do, with an exit code of its own. What `kernel_bench` prints: gpu-figures.long.test.ts.
  */
 import { spawnSync } from 'node:child_process';
 import { copyFileSync, mkdirSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';

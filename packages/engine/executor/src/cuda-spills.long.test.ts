@@ -2,7 +2,7 @@
  * What ptxas says of every kernel: registers that do not fit are spilled to memory, and a kernel at the memory's speed pays for each
  * byte. Needs nvcc and no GPU. For sm_90a (H100, H200) always, half a minute of a core; for sm_80, too, and for the f16 twins of
  * templates whose bf16 is compiled already, by `npm run test:gpu` and KVTIER_PTXAS=1: two minutes in all. A kernel file's answer is kept
- * in `build/ptxas` until it, or a header beside it, changes; `npm test`, which compiles these files anyhow, keeps it there.
+ * in `build/ptxas` until it, or a header beside it, changes; `npm run test:long`, which compiles these files anyhow, keeps it there.
  */
 import { execFile, execFileSync } from 'node:child_process';
 import { existsSync, readFileSync } from 'node:fs';

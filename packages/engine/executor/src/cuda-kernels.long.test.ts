@@ -1,6 +1,6 @@
 /**
  * The CUDA backend's runtime and every kernel, run on the CPU by the emulator: `runtime_check` and `kernel_check` as built by
- * `npm test` (packages/engine/cuda/CMakeLists.txt). Each line they print is one comparison with a CPU reference; the same
+ * `npm run test:long` (packages/engine/cuda/CMakeLists.txt). Each line they print is one comparison with a CPU reference; the same
  * programs run on a GPU with `npm run test:gpu`.
  */
 import { execFile } from 'node:child_process';
@@ -35,7 +35,7 @@ async function run(name: string, names: readonly string[] = [], env: NodeJS.Proc
     const { stdout = '', stderr = '', message } = error as { stdout?: string; stderr?: string; message: string };
     const lines = parse(stdout);
     if (lines.some((line) => !line.ok)) return lines; // a failed comparison is also the exit code's reason
-    throw new Error(`${program}: ${message.split('\n')[0]}; built by npm test\n${stderr.slice(-500)}`);
+    throw new Error(`${program}: ${message.split('\n')[0]}; built by npm run test:long\n${stderr.slice(-500)}`);
   }
 }
 
