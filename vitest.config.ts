@@ -39,7 +39,7 @@ export default defineConfig({
           maxWorkers: availableParallelism(),
           sequence: { groupOrder: 0 },
           include: ['{packages,services,bench,test}/**/*.test.ts'],
-          exclude: ['**/*.slow.test.ts', '**/node_modules/**'],
+          exclude: ['**/*.{slow,long}.test.ts', '**/node_modules/**'],
         },
       },
       {

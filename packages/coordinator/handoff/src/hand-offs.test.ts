@@ -291,6 +291,7 @@ it('a decode side that stood still behind first tokens gives them itself, until 
     return isDrawn;
   };
   expect([await drawn(), await drawn()]).toEqual([true, false]);
+  expect(await handOffs.metrics.text()).toContain('kvtier_handoff_pause_seconds_sum{what="seen"} 0.5\n');
   pauseMs = 1;
   for (let i = 0; i < 20; i++) await drawn();
   expect(await drawn()).toBe(true);

@@ -212,6 +212,7 @@ export class HandOffs {
         paused: (seconds) => {
           // Behind a first token that the decode side draws, a step lies between it and the next.
           const seenS = seconds + (split.draws ? 0 : stepS(question.decode));
+          if (split.draws) this.metrics.paused(split.pauseS, seconds);
           this.#pauses.came(whoseOf(asked, choice.worker), split.pauseS, seenS, performance.now());
         },
         travelled: (transfer) => {

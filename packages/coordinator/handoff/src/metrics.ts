@@ -32,6 +32,13 @@ export class HandOffMetrics {
     buckets: seconds,
     registers: this.#registers,
   });
+  readonly #pauses = new Histogram({
+    name: 'kvtier_handoff_pause_seconds',
+    help: 'From a first token that the prefill worker gave to the next one, as predicted and as seen',
+    labelNames: ['what'] as const,
+    buckets: seconds,
+    registers: this.#registers,
+  });
   readonly #blocks = new Counter({
     name: 'kvtier_handoff_blocks_total',
     help: 'Blocks of hand-offs: asked for, held by the decode worker itself, come to it before its first token, and of these before all were computed',
@@ -57,6 +64,11 @@ export class HandOffMetrics {
   came({ split }: Decision, predictedS: number, seenS: number): void {
     this.#firstToken.observe({ decision: nameOf(split), what: 'predicted' }, predictedS);
     this.#firstToken.observe({ decision: nameOf(split), what: 'seen' }, seenS);
+  }
+
+  paused(predictedS: number, seenS: number): void {
+    this.#pauses.observe({ what: 'predicted' }, predictedS);
+    this.#pauses.observe({ what: 'seen' }, seenS);
   }
 
   handedOff({ blocks }: Split, local: number, come: number, hidden: number): void {
