@@ -9,6 +9,10 @@ import { placeOf } from './test/setup/longest.ts';
 // `npm test`, and is a defect to mend.
 // A property that found a counterexample gets none (test/setup/properties.ts).
 // A worker runs one file after another in one process: modules are loaded once, and no test changes any.
+
+/** One more than there are cores: tests wait for servers, deaths and starts for a third of their time. */
+const workers = availableParallelism() + 1;
+
 const common = {
   testTimeout: 30_000,
   hookTimeout: 60_000,
@@ -36,7 +40,7 @@ export default defineConfig({
         test: {
           ...common,
           name: 'quick',
-          maxWorkers: availableParallelism(),
+          maxWorkers: workers,
           sequence: { groupOrder: 0 },
           include: ['{packages,services,bench,test}/**/*.test.ts'],
           exclude: ['**/*.{slow,long}.test.ts', '**/node_modules/**'],
@@ -50,8 +54,7 @@ export default defineConfig({
           testTimeout: 240_000,
           include: ['{packages,services,bench,test}/**/*.slow.test.ts'],
           exclude: ['**/node_modules/**'],
-          // Two at a time: they mostly wait for servers, deaths and starts.
-          maxWorkers: 2,
+          maxWorkers: workers,
           sequence: { groupOrder: 1 },
         },
       },

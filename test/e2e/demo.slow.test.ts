@@ -12,7 +12,7 @@ interface DemoRequest {
   readonly right: boolean;
 }
 
-// The longest table, of a kind that is not the default; the model's answers about all of them: demo-model.slow.test.ts.
+// The longest table, of a kind that is not the default; the model's answers about all of them: demo-model.long.test.ts.
 it('answers right and identically, cold, warm and after SIGKILL', async () => {
   const promptTokens = 3999;
   const { code, stdout, stderr } = await kvtier('demo', '--json', '--rows', '332', '--table', 'ships');

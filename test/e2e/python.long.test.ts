@@ -1,4 +1,4 @@
-/** The Python package as it is packed, installed and started in containers. */
+/** The Python package as it is packed, installed and started in containers; and what it takes its time for. */
 import { spawnSync } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -6,6 +6,8 @@ import path from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { debians, folder, output, runs } from './python.ts';
 
+it('a node that gets little of a processor is slow and not silent', () => runs('test_slow_node'));
+it('ten thousand objects of another version are misses', () => runs('test_foreign'));
 it('engine and node in containers of their own share arena and socket', () => runs('test_sidecar'));
 
 const hasNvcc = spawnSync('nvcc', ['--version']).status === 0;

@@ -1,21 +1,19 @@
-/** The connector for vLLM, played by an engine of our own that makes vLLM's calls in their order (docs/vllm.md). */
+/**
+ * The connector for vLLM, played by an engine of our own that makes vLLM's calls in their order (docs/vllm.md); more in
+ * vllm-contract.long.test.ts.
+ */
 import { it } from 'vitest';
 import { hosts, hostsMissing } from '../../infra/hosts/hosts.ts';
 import { runs } from './python.ts';
 
 it('its parts by themselves', () => runs('test_vllm_parts test_vllm_arenas test_vllm_filled test_vllm_names'));
-it('edges of what may be claimed and stored: one rank, one step or one block unlike the others', () =>
-  runs('test_vllm_edges'));
-it('no callback raises into the engine, whatever of ours does', () => runs('test_vllm_guards'));
 it('every shape of an engine loads what another one stored, and has the tokens of an engine alone', () =>
   runs('test_vllm_connector.Shapes'));
 it('requests that are special are neither loaded nor stored, and nothing of them is left', () =>
   runs('test_vllm_connector.Requests'));
 it('whatever the node does, no request fails and no token differs', () => runs('test_vllm_connector.Faults'));
-it('whoever waits in a long queue loses no hit by that', () => runs('test_vllm_queues'));
 it('beside other connectors, for streaming sessions, and where the engine lacks a class', () =>
   runs('test_vllm_beside'));
-it('KV in the memory of a GPU, on the emulator, is stored and loaded alike', () => runs('test_vllm_gpu'));
 it("vLLM's native offloading over a node: what is told a hit is leased, and every job ends", () =>
   runs('test_vllm_offloading'));
 it('a decode pod waits for a promise and no longer, hints are heeded, slow loads not begun, a long prompt costs its blocks', () =>

@@ -338,6 +338,6 @@ it('beyond a Unix socket with TLS: only who has a certificate of the right autho
   await pod.stop();
   const open = service('open', { listen: '0.0.0.0:0' });
   await expect(open.start()).rejects.toThrow(
-    'CONFIG: 0.0.0.0:0: is beyond loopback; configure TLS there, or listen on 127.0.0.1',
+    'listen: 0.0.0.0:0 is beyond loopback; configure "tls", or listen on 127.0.0.1; correct it and start again',
   );
 }, 120_000);

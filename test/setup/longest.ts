@@ -2,10 +2,10 @@
 
 /** Eighteen seconds and more, the longest first: FOLDER/NAME of `*.slow.test.ts`, as KVTIER_TEST_COSTS tells them. */
 export const longest = [
-  ...['e2e/vllm-contract', 'e2e/python', 'faults/redis-server', 'e2e/up', 'e2e/npm-start', 'faults/node-kill'],
-  ...['e2e/demo', 'faults/nonsense', 'src/membership', 'e2e/cluster-deaths', 'e2e/shared-call', 'redis/redis-tier'],
-  ...['e2e/sglang-contract', 'faults/s3-server', 'faults/node-s3', 'src/supervisor', 'sim/sim', 'e2e/cluster-redis'],
-  ...['redis/redis-strangers', 'e2e/hand-off-faults', 'disk/removal', 'disk/kill'],
+  ...['e2e/vllm-contract', 'faults/redis-server', 'e2e/up', 'src/membership', 'faults/node-kill', 'e2e/npm-start'],
+  ...['redis/redis-tier', 'e2e/python', 'faults/s3-server', 'src/supervisor', 'faults/node-s3', 'e2e/demo'],
+  ...['e2e/sglang-contract', 'kubernetes/kubernetes-discovery', 'redis/redis-strangers', 'e2e/hand-off-faults'],
+  ...['e2e/cluster-redis', 'src/service', 'disk/kill', 'disk/removal'],
 ];
 
 const places = new Map(longest.map((name, place) => [`${name}.slow.test.ts`, place]));

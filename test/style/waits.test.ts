@@ -52,3 +52,13 @@ it('every wait for a condition names a limit', () => {
   const found = sources.flatMap((path) => hasty(read(path)).map((line) => `${path}:${line}`));
   expect(found, 'give { timeout: 20_000 }').toEqual([]);
 });
+
+/** Whose signals are of one request, and go with it. */
+const ofOneRequest = ['packages/coordinator/api-server/src/answers.ts', 'packages/coordinator/handoff/src/hand-off.ts'];
+
+it('signals that outlive what waits for them are joined by what can be ended', () => {
+  // Node 20 keeps a reference at each source to every AbortSignal.any that was made of it.
+  const code = sources.filter((path) => path.startsWith('packages/') && !path.endsWith('.test.ts'));
+  const found = code.filter((path) => /\bAbortSignal\.any\(/.test(read(path)));
+  expect(found, 'use firstOf of @kvtier/runtime').toEqual(ofOneRequest);
+});

@@ -56,3 +56,15 @@ it('an arena that /dev/shm has no room for', async () => {
     expect.stringMatching(/^kvtier: --arena-bytes: 4 TiB is more than \/dev\/shm has free/),
   ]);
 }, 60_000);
+
+it('a configuration of the node that is longer than a variable may be', async () => {
+  const quotas = Object.fromEntries(
+    Array.from({ length: 3_000 }, (_, i) => [`a-tenant-of-some-name-${i}`, { arena: 1_000, disk: 5_000 }]),
+  );
+  writeFileSync(file('quotas.json'), JSON.stringify({ quotas }));
+  expect(await problems('--node-config', file('quotas.json'))).toEqual([]);
+  writeFileSync(file('quotas.json'), JSON.stringify({ quotas, redis }));
+  expect(await problems('--node-config', file('quotas.json'))).toEqual([
+    expect.stringMatching(/^cache-node: CONFIG: redis\.tls\.caFile: DIR\/own\.key: holds a private key/),
+  ]);
+}, 60_000);

@@ -1,10 +1,11 @@
 /**
  * `kvtier up --check`: what a start would find, looked at without one. Options, budgets and the model are looked at here, what the services are
- * configured with by their own programs (`--check`). Invariant: nothing is bound, made or removed; a system that runs now does not matter.
+ * configured with by their own programs (`--check`). Invariant: nothing is bound, made or removed, but for a file of our own in the folder
+ * for temporary ones, where a configuration is too long for a variable; a system that runs now does not matter.
  */
 import { execFile } from 'node:child_process';
-import { existsSync } from 'node:fs';
-import { availableParallelism } from 'node:os';
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { availableParallelism, tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { readGroup } from '@kvtier/config';
@@ -15,7 +16,7 @@ import { checkTls } from './api-options.ts';
 import { planMembers } from './members.ts';
 import type { UpOptions } from './options.ts';
 import { arenaDir } from './places.ts';
-import { planServices } from './services.ts';
+import { configText, planServices } from './services.ts';
 import type { ServiceSpec } from './supervisor.ts';
 
 /** Of a service that looks at its configuration: on a busy machine seconds. */
@@ -66,14 +67,33 @@ function planned(options: UpOptions, model: { readonly name: string; readonly di
 /** It, or the nearest folder above it that is there: its disk is the one that counts. */
 const existing = (folder: string): string => (existsSync(folder) ? folder : existing(dirname(folder)));
 
-async function said({ name, nodeArgs, env }: ServiceSpec): Promise<string[]> {
-  const config = JSON.parse(env.KVTIER_CONFIG!) as { peers?: object };
+async function said(service: ServiceSpec): Promise<string[]> {
+  const config = JSON.parse(configText(service)) as { peers?: object };
   delete config.peers; // of several nodes, whose secret is made by a start
-  const place = { env: { ...process.env, KVTIER_CONFIG: JSON.stringify(config) }, timeout: checkMs };
-  return await new Promise((resolve) => {
+  const text = JSON.stringify(config);
+  const { name, nodeArgs, env, file } = service;
+  const unseen = `kvtier: ${name}: its configuration could not be looked at`;
+  let folder: string | undefined;
+  try {
+    if (file === undefined) return await answered(nodeArgs, { ...env, KVTIER_CONFIG: text }, unseen);
+    folder = mkdtempSync(join(tmpdir(), 'kvtier-check-'));
+    const path = join(folder, 'config.json');
+    writeFileSync(path, text, { mode: 0o600 });
+    const args = nodeArgs.map((arg) => (arg === file.path ? path : arg));
+    return await answered(args, env, unseen);
+  } catch (error) {
+    return [`${unseen} (${(error as Error).message}); ask its own program, by --check`];
+  } finally {
+    if (folder !== undefined) rmSync(folder, { recursive: true, force: true });
+  }
+}
+
+/** What a service's program says of its configuration. */
+function answered(nodeArgs: readonly string[], env: ServiceSpec['env'], unseen: string): Promise<string[]> {
+  const place = { env: { ...process.env, ...env }, timeout: checkMs };
+  return new Promise((resolve) => {
     execFile(process.execPath, [...nodeArgs, '--check'], place, (error, _, text) => {
       const lines = text.split('\n').filter((line) => line !== '');
-      const unseen = `kvtier: ${name}: its configuration could not be looked at`;
       resolve(error === null || lines.length > 0 ? lines : [unseen]);
     });
   });

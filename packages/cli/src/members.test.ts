@@ -134,6 +134,20 @@ describe('services', () => {
     });
   });
 
+  it('are configured by a variable, or by a file where that is longer than Linux takes one', () => {
+    const quotas = Object.fromEntries(
+      Array.from({ length: 3_000 }, (_, i) => [`a-tenant-of-some-name-${i}`, { arena: 1_000, disk: 5_000 }]),
+    );
+    const all = services([], { quotas });
+    const variables = all.flatMap(({ env }) => Object.entries(env).map(([key, text]) => `${key}=${text}`));
+    expect(Math.max(...variables.map((text) => Buffer.byteLength(text)))).toBeLessThan(128 << 10);
+    const node = all.find(({ name }) => name === 'cache-node')!;
+    expect(node.file!.path).toBe('/run/k/cache-node.json');
+    expect(node.nodeArgs.slice(-2)).toEqual(['--config', '/run/k/cache-node.json']);
+    expect(cacheNodeSchema.parse(JSON.parse(node.file!.text)).quotas).toEqual(quotas);
+    expect(all.filter(({ file }) => file !== undefined)).toEqual([node]);
+  });
+
   it('of which the API server alone listens where it is told to', () => {
     const many = services(['--engines', '2', '--nodes', '2', '--host', '10.0.0.1', '--trusted-network']);
     expect(configOf(many, 'coordinator')).toMatchObject({ host: '10.0.0.1', port: 8000, trustedNetwork: true });

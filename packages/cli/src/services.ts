@@ -44,7 +44,7 @@ export function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
     topic: '',
   });
   const { logLevel } = options;
-  const service = serviceMaker();
+  const service = serviceMaker(plan.runDir);
   const members: CoordinatorInput['discovery'] = {
     kind: 'static',
     workers: engines.map(({ name, role, node }, i) => ({
@@ -100,13 +100,23 @@ type Service = (
   config: CoordinatorInput | EngineWorkerInput | CacheNodeInput,
 ) => ServiceSpec;
 
+/** Linux takes 128 KiB for one variable, its name included. */
+const maxVariableBytes = 100 << 10;
+
+/** What `service` is configured with, wherever that is written. */
+export const configText = ({ env, file }: ServiceSpec): string => file?.text ?? env.KVTIER_CONFIG!;
+
 /** How a program is started is looked up once: hundreds of files are looked at for it. */
-function serviceMaker(): Service {
+function serviceMaker(runDir: string): Service {
   const found = new Map<Program, readonly string[]>();
   return (name, kind, stage, config) => {
     const nodeArgs = found.get(kind) ?? started(kind);
     found.set(kind, nodeArgs);
-    return { name, program: kind, stage, nodeArgs, env: { KVTIER_CONFIG: JSON.stringify(config) } };
+    const text = JSON.stringify(config);
+    const spec = { name, program: kind, stage };
+    if (Buffer.byteLength(text) <= maxVariableBytes) return { ...spec, nodeArgs, env: { KVTIER_CONFIG: text } };
+    const path = join(runDir, `${name}.json`);
+    return { ...spec, nodeArgs: [...nodeArgs, '--config', path], env: {}, file: { path, text } };
   };
 }
 

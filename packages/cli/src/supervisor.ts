@@ -24,6 +24,8 @@ export interface ServiceSpec {
   /** Arguments of the Node process: loader flags and the main file. */
   readonly nodeArgs: readonly string[];
   readonly env: Readonly<Record<string, string>>;
+  /** Of its arguments, one that has to be there before it starts, readable by its owner alone. */
+  readonly file?: { readonly path: string; readonly text: string };
 }
 
 export interface SupervisorOptions {

@@ -1,5 +1,14 @@
-/** A system's start that fails when all its services run. */
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+/** A system's start: one that fails when all its services run, and one whose node has a long configuration. */
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
@@ -28,6 +37,8 @@ function services(): number[] {
   return pids.filter((pid) => told(pid).includes(dataDir)).map(Number);
 }
 
+const small = () => ['--port', '0', '--data-dir', dataDir, '--arena-bytes', '16MiB', '--disk-bytes', '64MiB'];
+
 it('ends with what is told of it, and no service goes on', async () => {
   mkdirSync(join(dataDir, 'node-1', 'segments'), { recursive: true });
   writeFileSync(join(dataDir, 'node-1', 'node.lock'), '');
@@ -37,10 +48,27 @@ it('ends with what is told of it, and no service goes on', async () => {
     running = services().length;
     throw new Error('nobody listens');
   };
-  const options = parseUp(['--port', '0', '--data-dir', dataDir, '--arena-bytes', '16MiB', '--disk-bytes', '64MiB'])!;
+  const options = parseUp(small())!;
   await expect(startSystem(options, { onLine: () => {}, onEvent })).rejects.toThrow('nobody listens');
   expect([running > 0, services()]).toEqual([true, []]);
   // The data folder is nobody's.
   const system = await startSystem(options, { onLine: () => {}, onEvent: () => {} });
   await system.stop();
+});
+
+it('a node has a configuration that is longer than a variable may be, in a file that nobody else reads', async () => {
+  const tenants = Array.from({ length: 3_000 }, (_, i) => [
+    `a-tenant-of-some-name-${i}`,
+    { arena: 1_000, disk: 5_000 },
+  ]);
+  const nodeConfig = join(dataDir, 'node.json');
+  writeFileSync(nodeConfig, JSON.stringify({ quotas: Object.fromEntries(tenants) }));
+  const options = parseUp([...small(), '--node-config', nodeConfig])!;
+  const system = await startSystem(options, { onLine: () => {}, onEvent: () => {} });
+  const args = readFileSync(`/proc/${system.pids().get('cache-node')}/cmdline`, 'utf8').split('\0');
+  const file = args[args.indexOf('--config') + 1]!;
+  const found = [statSync(file).mode & 0o777, JSON.parse(readFileSync(file, 'utf8')).quotas];
+  await system.stop();
+  expect(found).toEqual([0o600, Object.fromEntries(tenants)]);
+  expect(existsSync(file)).toBe(false);
 });

@@ -87,6 +87,7 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
     if (isShared) writeFileSync(secretFile(runDir), randomBytes(48).toString('base64'), { mode: 0o600 });
     await setImmediate(); // to look at the bundles' sources, and to begin processes, takes some tens of milliseconds each
     const services = planServices(options, { port, runDir, model, members, peerPorts });
+    for (const { file } of services) if (file) writeFileSync(file.path, file.text, { mode: 0o600 });
     await setImmediate();
     const running = new Supervisor({ services, ...events });
     supervisor = running;

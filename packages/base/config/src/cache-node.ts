@@ -5,7 +5,7 @@
 import * as z from 'zod';
 import { groupSchema } from './group.ts';
 import { nodeEventsSchema } from './kv-events.ts';
-import { nodeMembershipSchema } from './membership.ts';
+import { checkAnnounced, nodeMembershipSchema } from './membership.ts';
 import { nodeOperationsSchema } from './operations.ts';
 import { peersSchema } from './peer.ts';
 import { redisSchema } from './redis.ts';
@@ -106,7 +106,12 @@ export const cacheNodeSchema = z
     logLevel,
   })
   .superRefine((node, context) => {
-    const refuse = (path: string[], message: string): void => context.addIssue({ code: 'custom', path, message });
+    const refuse: Refuse = (path, message) => context.addIssue({ code: 'custom', path, message });
+    checkFolders(node.disk, refuse);
+    const { membership, kvEvents, peers } = node;
+    const peer = membership?.peer ?? peers?.listen;
+    const place = peer == null ? null : `${peer.host === '::' ? '[::]' : peer.host}:${peer.port}`;
+    if (membership !== null) checkAnnounced({ membership, kvEvents }, 'peer', place, context);
     for (const tier of lowerTierNames) {
       if (node.placement[tier] !== undefined && node[tier] === null) {
         refuse(['placement', tier], `there is no ${tier} tier; configure "${tier}" or remove this`);
@@ -121,6 +126,24 @@ export const cacheNodeSchema = z
       }
     }
   });
+
+type Refuse = (path: string[], message: string) => void;
+type Folders = readonly (string | { readonly dir: string; readonly bytes: number })[];
+type Disk = { readonly bytes: number; readonly dirs?: Folders | undefined } | null;
+
+function checkFolders(disk: Disk, refuse: Refuse): void {
+  if (disk?.dirs === undefined) return;
+  const paths = disk.dirs.map((each) => (typeof each === 'string' ? each : each.dir));
+  const again = paths.findIndex((dir, at) => paths.indexOf(dir) < at);
+  if (again !== -1) refuse(['disk', 'dirs', String(again)], 'is named twice; name folders that are different');
+  const own = disk.dirs.reduce((sum, each) => sum + (typeof each === 'string' ? 0 : each.bytes), 0);
+  if (own > disk.bytes)
+    refuse(
+      ['disk', 'dirs'],
+      `their bytes are ${own}, more than the ${disk.bytes} of disk.bytes; lower them or raise that`,
+    );
+}
+
 export type CacheNodeConfig = z.infer<typeof cacheNodeSchema>;
 /** As it is written: what has a default may be left out. */
 export type CacheNodeInput = z.input<typeof cacheNodeSchema>;

@@ -104,7 +104,8 @@ describe('one line for the first problem, with its path', () => {
 });
 
 describe('addresses', () => {
-  const listens = (listen: string) => () => parseConfig(engineWorkerSchema, { ...worker, listen }, 'test');
+  const tls = { certFile: '/c', keyFile: '/k', clientCaFile: '/a' };
+  const listens = (listen: string) => () => parseConfig(engineWorkerSchema, { ...worker, listen, tls }, 'test');
 
   it.each(['unix:/run/e.sock', '127.0.0.1:0', 'host-3.example:8452', '[::1]:8452'])('%s is one', (listen) =>
     expect(listens(listen)().listen).toBe(listen),

@@ -13,6 +13,7 @@ import { isGrpcAddress } from './listener.ts';
 import { workerMembershipSchema } from './membership.ts';
 import { parseConfig } from './parse.ts';
 import { workerTlsSchema } from './worker-access.ts';
+import { checkWorker } from './worker-rules.ts';
 
 export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
 export {
@@ -59,7 +60,7 @@ export { type MemberServers, memberServersSchema } from './redis.ts';
 export { keyPaths } from './schema-keys.ts';
 export { WorkerAccess, type WorkerAccessConfig, type WorkerTlsConfig, workerAccessSchema } from './worker-access.ts';
 
-export const engineWorkerSchema = z.strictObject({
+const workerFields = z.strictObject({
   modelDir: z.string().min(1),
   servedName: z.string().min(1),
   /** gRPC address, "unix:/path" or "host:port"; beyond loopback only with `tls`. */
@@ -103,13 +104,18 @@ export const engineWorkerSchema = z.strictObject({
     })
     .prefault({}),
   /** Tokens that a step computes at most; absent: 512 on the CPU, what was measured to be best on a GPU. */
-  maxStepTokens: z.number().int().min(16).optional(),
-  maxSequences: z.number().int().min(1).default(64),
+  maxStepTokens: z
+    .number()
+    .int()
+    .min(16)
+    .max(2 ** 20)
+    .optional(),
+  maxSequences: z.number().int().min(1).max(65_536).default(64),
   /** After SIGTERM: what runs may end within this, nothing new is taken. Below the 8 s in which a process has to end. */
   drainMs: z.number().int().min(0).max(6_000).default(1_000),
   /** Requests that may wait; more are refused with BUSY. */
   maxWaiting: z.number().int().min(1).default(1024),
-  threads: z.number().int().min(1).optional(),
+  threads: z.number().int().min(1).max(1024).optional(),
   /** The structure of the engine's own cache: hashed blocks (vLLM), or a radix tree of tokens (SGLang). */
   prefixCache: z.enum(['blocks', 'radix']).default('blocks'),
   /** Which leaf of the radix tree goes first. */
@@ -157,6 +163,7 @@ export const engineWorkerSchema = z.strictObject({
   /** A log line (info) for each request. */
   logRequests: z.boolean().default(false),
 });
+export const engineWorkerSchema = workerFields.superRefine(checkWorker);
 export type EngineWorkerConfig = z.infer<typeof engineWorkerSchema>;
 /** As it is written: what has a default may be left out. */
 export type EngineWorkerInput = z.input<typeof engineWorkerSchema>;

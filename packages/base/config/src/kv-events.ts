@@ -1,17 +1,20 @@
 /**
  * Publishing of KV events, by an engine worker and by a cache node alike. What only the sockets and the keys can tell is refused when
  * the publisher starts. Names: vLLM's KVEventsConfig.
+ *
+ * Invariant: an endpoint that others than this host reach is taken only with CURVE.
  */
 import * as z from 'zod';
 import { curveKeyIn, curveKeysIn } from './curve-keys.ts';
-import { milliseconds } from './listener.ts';
+import { isLoopback, milliseconds } from './listener.ts';
 import { RenewedFiles } from './renewed-files.ts';
 import type { OnProblem } from './renewed-pems.ts';
 
 const maxClients = 1_024;
+/** sockaddr_un. */
+const maxIpcPathBytes = 107;
 
-/** Publishing of KV events; the names are those of vLLM's KVEventsConfig. */
-export const kvEventsSchema = z.strictObject({
+const publishing = z.strictObject({
   /** "ipc:///PATH" or "tcp://127.0.0.1:PORT"; beyond loopback only with curve. */
   endpoint: z.string().min(1),
   /** Where who missed batches asks for them; null: nowhere. */
@@ -50,15 +53,49 @@ export const kvEventsSchema = z.strictObject({
     .nullable()
     .default(null),
 });
+type Endpoints = Pick<z.infer<typeof publishing>, 'endpoint' | 'replayEndpoint' | 'curve'>;
+
+/** What the publisher would refuse to bind. */
+function checkEndpoints({ endpoint, replayEndpoint, curve }: Endpoints, context: z.RefinementCtx): void {
+  for (const [key, place] of Object.entries({ endpoint, replayEndpoint })) {
+    const message = place === null ? undefined : unbindable(place, curve !== null);
+    if (message !== undefined) context.addIssue({ code: 'custom', path: [key], message });
+  }
+}
+
+function unbindable(endpoint: string, hasCurve: boolean): string | undefined {
+  const path = /^ipc:\/\/(.+)$/.exec(endpoint)?.[1];
+  if (path !== undefined) {
+    const isLong = Buffer.byteLength(path) > maxIpcPathBytes;
+    return isLong ? `its path is longer than ${maxIpcPathBytes} bytes; choose a shorter one` : undefined;
+  }
+  const [, host, port] = /^tcp:\/\/(\[[^\]]+\]|[^:]+):(\d+|\*)$/.exec(endpoint) ?? [];
+  if (host === undefined || Number(port) > 65_535) return 'no endpoint; write ipc:///PATH or tcp://127.0.0.1:PORT';
+  if (hasCurve || isLoopback(host.replace(/^\[(.*)\]$/, '$1'))) return undefined;
+  return 'open to the network; bind to 127.0.0.1 or configure "curve"';
+}
+
+/** Publishing of KV events; the names are those of vLLM's KVEventsConfig. */
+export const kvEventsSchema = publishing.superRefine(checkEndpoints);
 export type KvEventsConfig = z.infer<typeof kvEventsSchema>;
 
 /** A cache node's: an engine knows the tokens of its blocks anyway. */
-export const nodeEventsSchema = kvEventsSchema.extend({
-  /** Memory for token ids of blocks, so that events carry them, as far as they fit; 0: events carry hashes alone. */
-  tokenIdBytes: z.number().int().nonnegative().default(0),
-  /** Each namespace has a topic of its own: `topic`, "@" and its first 16 hex digits. Our coordinator needs that; llm-d reads none of them. */
-  namespaceTopics: z.boolean().default(true),
-});
+export const nodeEventsSchema = publishing
+  .extend({
+    /**
+     * Memory for token ids of blocks, so that events carry them, as far as they fit; 0: events carry hashes alone. It is of V8's heap,
+     * which holds no more of them than that.
+     */
+    tokenIdBytes: z
+      .number()
+      .int()
+      .min(0)
+      .max(2 ** 31)
+      .default(0),
+    /** Each namespace has a topic of its own: `topic`, "@" and its first 16 hex digits. Our coordinator needs that; llm-d reads none of them. */
+    namespaceTopics: z.boolean().default(true),
+  })
+  .superRefine(checkEndpoints);
 
 /** A publisher's own key and those of who may subscribe, as the files hold them now. */
 export interface CurveServerKeys {

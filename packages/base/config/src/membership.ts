@@ -131,3 +131,26 @@ export const nodeMembershipSchema = z
   .nullable()
   .default(null);
 export type NodeMembership = NonNullable<z.infer<typeof nodeMembershipSchema>>;
+
+type PublishedAt = Pick<EventSource, 'endpoint' | 'replayEndpoint'> | null;
+export interface Announcing {
+  readonly kvEvents: PublishedAt;
+  readonly membership: { readonly events?: PublishedAt | undefined };
+}
+
+/** A member that would name a place that nobody can connect to: where it listens on all addresses, it has to say by which it is reached. */
+export function checkAnnounced(
+  { kvEvents, membership }: Announcing,
+  key: 'address' | 'peer',
+  place: string | null,
+  context: z.RefinementCtx,
+): void {
+  const events = membership.events === undefined ? kvEvents : membership.events;
+  const places = { [key]: [place], events: [events?.endpoint, events?.replayEndpoint] };
+  for (const [at, all] of Object.entries(places)) {
+    const open = all.find((each) => each != null && /^(tcp:\/\/)?(\*|0\.0\.0\.0|\[::\]):/.test(each));
+    if (open == null) continue;
+    const message = `${open} is no address to connect to; give one that others reach`;
+    context.addIssue({ code: 'custom', path: ['membership', at], message });
+  }
+}

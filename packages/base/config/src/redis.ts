@@ -9,9 +9,26 @@ const keyPrefix = z
   .string()
   .regex(/^[\w.:-]{1,64}$/, 'use 1 to 64 letters, digits, "_", ".", ":" and "-"')
   .default('kvtier:');
+const forms = 'write redis://host:port, rediss://host:port or unix:/path';
 const server = z
   .string()
-  .regex(/^(rediss?:\/\/[^/]+|unix:\/.+)\/?$/, 'write redis://host:port, rediss://host:port or unix:/path');
+  .regex(/^(rediss?:\/\/[^/]+|unix:\/.+)\/?$/, forms)
+  .refine(
+    (text) => URL.canParse(text) && (text.startsWith('unix:') || new URL(text).hostname !== ''),
+    `is no URL; ${forms}`,
+  )
+  .refine(isDecodable, 'has a % in its user or password that must be written %25');
+
+function isDecodable(text: string): boolean {
+  if (!URL.canParse(text)) return true; // told already
+  const { username, password } = new URL(text);
+  try {
+    decodeURIComponent(username + password);
+    return true;
+  } catch {
+    return false;
+  }
+}
 
 /** For the namespaces whose digest begins with the policy's name (hex), or for "default". */
 const policySchema = z.strictObject({
@@ -54,8 +71,30 @@ function checkServers<T extends z.ZodType<ServersFields>>(schema: T): T {
     .refine(({ password, passwordFile }) => password === undefined || passwordFile === undefined, {
       path: ['passwordFile'],
       message: 'give password or passwordFile, not both',
+    })
+    .refine(({ mode, servers: { length } }) => mode !== 'single' || length <= 1, {
+      path: ['mode'],
+      message: 'single, and there are several servers; write cluster or sentinel, or name one server',
+    })
+    .refine(({ mode, database }) => mode !== 'cluster' || database === 0, {
+      path: ['database'],
+      message: 'a cluster has 0 only; leave it out',
+    })
+    .refine(({ mode, servers: all }) => mode === 'single' || !all.some((each) => each.startsWith('unix:')), {
+      path: ['servers'],
+      message:
+        'names a Unix socket, which Sentinels and a cluster have not; write redis://host:port or rediss://host:port',
+    })
+    .refine(({ servers: all }) => new Set(all.map(isTls)).size <= 1, {
+      path: ['servers'],
+      message: 'some with TLS and some without; write rediss: for all of them',
+    })
+    .refine(({ servers: all, tls }) => tls === undefined || all.some(isTls), {
+      path: ['tls'],
+      message: 'no server speaks it; write rediss: for the servers, or leave it out',
     });
 }
+const isTls = (url: string): boolean => url.startsWith('rediss:');
 type ServersFields = z.infer<z.ZodObject<typeof servers>>;
 
 export const redisSchema = checkServers(

@@ -2,6 +2,9 @@
  * Files that are renewed under whoever uses them (certificates, keys): they are looked at again every `reloadMs`, and what they make then
  * takes the place of what they made before. What cannot be read, or makes nothing (one of two files is new already), changes nothing: it is
  * told once, and tried again.
+ *
+ * Invariant: a file system that hangs keeps one of this process' few threads for file calls, whatever lies there: no call to it can be
+ * ended. So one file is read at a time, of all that are renewed, and the others wait for it; who has waited too long says so.
  */
 import { readFile, stat } from 'node:fs/promises';
 import { KvError, within } from '@kvtier/errors';
@@ -23,8 +26,13 @@ export interface RenewedFilesOptions<T> {
   readonly onProblem: (why: string | undefined, of: { readonly isRefused: boolean }) => void;
 }
 
-/** Of reading the files again. */
+/** Of reading the files again, until a line is written. The look goes on, and what it finds is used whenever it ends. */
 const readLimitMs = 5_000;
+
+/** Ends with the last look of this process. */
+let lastLook: Promise<void> = Promise.resolve();
+/** What is read now. */
+let readNow = '';
 
 export class RenewedFiles<T> {
   readonly #options: RenewedFilesOptions<T>;
@@ -32,7 +40,10 @@ export class RenewedFiles<T> {
   #bytes: readonly Buffer[];
   #made: T;
   #problem: string | undefined;
-  #reading = false;
+  /** A look has been asked for, and has not ended. */
+  #looking = false;
+  /** It is its turn. */
+  #isReading = false;
   #isClosed = false;
   /** Told what they make now. */
   onRenewed: (made: T) => void = () => {};
@@ -63,15 +74,31 @@ export class RenewedFiles<T> {
     return this.#problem !== undefined && !this.#isClosed;
   }
 
-  /** A look at the files; never throws. */
+  /** A look at the files; never throws. Not begun while one of before goes on. */
   async reload(): Promise<void> {
-    if (this.#reading) return;
-    this.#reading = true;
-    const { files, make } = this.#options;
-    try {
-      const fresh = await within('renewed files', readLimitMs, (signal) =>
-        Promise.all(files.map((file) => readAgain(file, signal))),
+    if (this.#looking) return;
+    this.#looking = true;
+    const look = lastLook.then(() => this.#look());
+    lastLook = look.catch(() => {});
+    await within('renewed files', readLimitMs, () => look).catch(({ message }: Error) => {
+      const why = this.#isReading ? message : `${message}: ${readNow} is still being read`;
+      this.#tell(
+        `${this.#isReading ? readNow : this.#options.files[0]!.path}: not read again (${why}); the one before stays in use`,
       );
+    });
+  }
+
+  /** Ends with its calls, which may be never; never throws. */
+  async #look(): Promise<void> {
+    const { files, make } = this.#options;
+    this.#isReading = true;
+    try {
+      const fresh: Buffer[] = [];
+      for (const [at, file] of files.entries()) {
+        if (this.#isClosed) return;
+        fresh.push(await readAgain(file, at));
+      }
+      if (this.#isClosed) return;
       if (fresh.some((bytes, at) => !bytes.equals(this.#bytes[at]!))) {
         this.#made = make(fresh);
         this.#bytes = fresh;
@@ -83,7 +110,8 @@ export class RenewedFiles<T> {
         `${whichOf(files, error).path}: not read again (${(error as Error).message}); the one before stays in use`,
       );
     } finally {
-      this.#reading = false;
+      this.#isReading = false;
+      this.#looking = false;
     }
   }
 
@@ -93,7 +121,7 @@ export class RenewedFiles<T> {
   }
 
   #tell(why: string | undefined): void {
-    if (why === this.#problem) return;
+    if (why === this.#problem || this.#isClosed) return;
     this.#problem = why;
     this.#options.onProblem(why, this);
   }
@@ -102,11 +130,13 @@ export class RenewedFiles<T> {
 const whichOf = (files: readonly NamedFile[], error: unknown): NamedFile =>
   files[error instanceof FileProblem ? error.at : 0]!;
 
-/** As at the start: a secret that others may read is none. */
-async function readAgain(
-  { path, isSecret }: { path: string; isSecret: boolean },
-  signal: AbortSignal,
-): Promise<Buffer> {
-  if (isSecret && mayOthersRead(await stat(path))) throw new Error('others may read it; chmod o-rwx it');
-  return readFile(path, { signal });
+/** As at the start: a secret that others may read is none. @throws FileProblem */
+async function readAgain({ path, isSecret }: NamedFile, at: number): Promise<Buffer> {
+  readNow = path;
+  try {
+    if (isSecret && mayOthersRead(await stat(path))) throw new Error('others may read it; chmod o-rwx it');
+    return await readFile(path);
+  } catch (error) {
+    throw new FileProblem(at, (error as Error).message, '');
+  }
 }

@@ -53,12 +53,12 @@ export const s3Schema = z
     idleLimitMs: z.number().int().min(50).max(60_000).default(5_000),
     flushMs: z.number().int().min(0).max(10_000).default(100),
     refreshMs: z.number().int().min(100).max(3_600_000).default(10_000),
-    /** Blocks that are listed, about 180 bytes of heap each; a Map holds no more. */
+    /** Blocks that are listed, about 180 bytes of heap each; a Map in which entries come and go holds few more. */
     maxBlocks: z
       .number()
       .int()
       .min(1)
-      .max(2 ** 24)
+      .max(8_000_000)
       .default(4 << 20),
   })
   .refine(({ bytes, packBytes }) => bytes >= packBytes + 4096, {

@@ -32,8 +32,11 @@ const kindCount = Object.keys(kinds).length;
 /** Of `exposed`: more than one. */
 const several = -2;
 
-/** What a walk has done with an entry; 'moved': to where the walk comes to it again, or into another queue. */
-export type Looked = 'chosen' | 'stays' | 'moved';
+/**
+ * What a walk has done with an entry; 'moved': to where the walk comes to it again, or into another queue; 'left': nothing, and it is to
+ * end here.
+ */
+export type Looked = 'chosen' | 'stays' | 'moved' | 'left';
 
 export abstract class ChainQueues implements EvictionPolicy {
   abstract readonly name: EvictionPolicy['name'];
@@ -138,7 +141,10 @@ export abstract class ChainQueues implements EvictionPolicy {
     return this.choose((entry) => this.#isLast(entry) && mayGo(entry)) ?? this.#beforeChildren(mayGo);
   }
 
-  /** From the coldest of a queue that has not been passed over yet to the one that is chosen. `look` may take its entry out. */
+  /**
+   * From the coldest of a queue that has not been passed over yet to the one that is chosen. `look` may take its entry out; the first one
+   * it may not leave.
+   */
   protected walk(queue: number, look: (entry: EntryIndex) => Looked): EntryIndex | undefined {
     const exposed = this.#exposed[queue]!;
     this.#exposed[queue] = none;
@@ -154,6 +160,7 @@ export abstract class ChainQueues implements EvictionPolicy {
       if (entry === none) return undefined;
       const looked = look(entry);
       if (looked === 'chosen') return entry;
+      if (looked === 'left') return undefined;
       if (looked === 'stays' && this.lists.listOf(entry) === queue) this.#last[queue] = entry;
     }
   }

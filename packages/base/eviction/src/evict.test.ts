@@ -25,13 +25,16 @@ function oneByOne(policy: EvictionPolicy, count: number, mayEvict: (entry: numbe
   return evicted;
 }
 
-describe.each(blockPolicyNames)('%s', (kind) => {
+const kinds = blockPolicyNames.map((kind) => [kind, () => createPolicy(kind)] as const);
+const ofShortWalks = ['s3-fifo of short walks', () => new S3FifoPolicy(undefined, 2)] as const;
+
+describe.each([...kinds, ofShortWalks])('%s', (_, make: () => EvictionPolicy) => {
   it('evicts several as if each were chosen alone', () => {
     fc.assert(
       fc.property(fc.array(step, { maxLength: 150 }), fc.nat(2), (steps, held) => {
         const mayEvict = (entry: number): boolean => entry % 3 !== held;
-        const policy = createPolicy(kind);
-        const twin = createPolicy(kind);
+        const policy = make();
+        const twin = make();
         const parked = new Set<number>();
         for (const { kind: act, entry, other, count, name } of steps) {
           if (act === 'evict') expect(policy.evict(count, mayEvict)).toEqual(oneByOne(twin, count, mayEvict));
@@ -59,7 +62,7 @@ describe.each(blockPolicyNames)('%s', (kind) => {
   it('asks about what is held once for all that go, however cold it is', () => {
     const held = 20_000;
     const count = 500;
-    const policy = createPolicy(kind);
+    const policy = make();
     for (let entry = 0; entry < held + 2 * count; entry++) policy.insert(entry, 0);
     for (let entry = held; entry < held + 2 * count; entry++) policy.touch(entry, 0);
     let asked = 0;
@@ -72,7 +75,7 @@ describe.each(blockPolicyNames)('%s', (kind) => {
   });
 
   it('chooses nothing where nothing may go, and no more than there is', () => {
-    const policy = createPolicy(kind);
+    const policy = make();
     for (let entry = 0; entry < 4; entry++) policy.insert(entry, 0);
     expect([policy.evict(2, () => false), policy.evict(0, () => true), policy.evict(9, () => true)]).toEqual([
       [],

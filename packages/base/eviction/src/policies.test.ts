@@ -20,11 +20,14 @@ interface Naive {
 
 class Oracle {
   readonly kind: PolicyName;
+  /** Of s3-fifo, in one walk over one of its queues. */
+  readonly #mostMoves: number;
   items: Naive[] = [];
   ghosts: number[] = [];
   #clock = 0;
-  constructor(kind: PolicyName) {
+  constructor(kind: PolicyName, mostMoves = Number.POSITIVE_INFINITY) {
     this.kind = kind;
+    this.#mostMoves = mostMoves;
   }
   find(entry: number): Naive | undefined {
     return this.items.find((item) => item.entry === entry);
@@ -78,26 +81,33 @@ class Oracle {
       mayEvict(entry) && !this.items.some(({ parent }) => parent === this.find(entry));
     if (this.kind === 'fifo') return this.#sorted().find(({ entry }) => leaf(entry))?.entry;
     if (this.kind !== 's3-fifo') return this.#sorted().find(({ entry }) => mayEvict(entry))?.entry;
-    const smallCount = this.items.filter(({ list }) => list === 'small').length;
-    const order = smallCount * 10 >= this.items.length ? (['small', 'main'] as const) : (['main', 'small'] as const);
-    for (const list of order) {
-      const found = list === 'small' ? this.#fromSmall(leaf) : this.#fromMain(leaf);
-      if (found !== undefined) return found;
+    const smallCount = (): number => this.items.filter(({ list }) => list === 'small').length;
+    let found = smallCount() * 10 >= this.items.length ? undefined : this.#fromMain(leaf);
+    // What has come from small to main is asked about there; and what a walk has left in small, when nothing else may go.
+    for (let promoted = this.#mostMoves; found === undefined && promoted >= this.#mostMoves; ) {
+      const before = smallCount();
+      found = this.#fromSmall(leaf);
+      promoted = before - smallCount();
+      found ??= this.#fromMain(leaf);
     }
-    return order[0] === 'main' ? this.#fromMain(leaf) : undefined; // what has come there from small
+    return found;
   }
   #fromSmall(mayEvict: (entry: number) => boolean): number | undefined {
+    let moves = 0;
     for (const item of this.#sorted().filter(({ list }) => list === 'small')) {
+      if (item.uses >= 2 && moves++ === this.#mostMoves) return undefined;
       if (item.uses >= 2) Object.assign(item, { list: 'main', uses: 0, order: ++this.#clock });
       else if (mayEvict(item.entry)) return item.entry;
     }
     return undefined;
   }
   #fromMain(mayEvict: (entry: number) => boolean): number | undefined {
+    let moves = 0;
     for (let round = 0; round < 4; round++) {
       for (const item of this.#sorted().filter(({ list }) => list === 'main')) {
         if (!mayEvict(item.entry)) continue;
-        if (item.uses === 0) return item.entry;
+        // Nobody waits for a step for each entry: then the coldest goes, used or not.
+        if (item.uses === 0 || moves++ === this.#mostMoves) return item.entry;
         item.uses--;
         item.order = ++this.#clock;
       }
@@ -126,12 +136,15 @@ const operation = fc.record({
   name: fc.option(fc.nat(20), { nil: undefined }),
 });
 
-describe.each(policyNames)('%s', (kind) => {
+const kinds = policyNames.map((kind) => [kind, kind, () => createPolicy(kind), undefined] as const);
+const ofShortWalks = ['s3-fifo of short walks', 's3-fifo', () => new S3FifoPolicy(undefined, 2), 2] as const;
+
+describe.each([...kinds, ofShortWalks])('%s', (_, kind, make, mostMoves) => {
   it('equals its naive model on random operations', () => {
     fc.assert(
       fc.property(fc.array(operation, { maxLength: 200 }), fc.nat(7), (operations, pinned) => {
-        const policy: EvictionPolicy = createPolicy(kind);
-        const oracle = new Oracle(kind);
+        const policy: EvictionPolicy = make();
+        const oracle = new Oracle(kind, mostMoves);
         for (const { kind: act, entry, other, name } of operations) {
           const held = oracle.find(entry) !== undefined;
           expect(policy.has(entry)).toBe(held);
@@ -180,7 +193,7 @@ describe.each(policyNames)('%s', (kind) => {
     const step = fc.record({ chain: fc.nat(5), length: fc.integer({ min: 1, max: 8 }) });
     fc.assert(
       fc.property(fc.array(step, { maxLength: 60 }), (steps) => {
-        const policy = createPolicy(kind);
+        const policy: EvictionPolicy = make();
         const entryOf = (chain: number, at: number): number => chain * 8 + at;
         for (const { chain, length } of steps) {
           // As the tiers do: use what is there, children first, then append what is not.
@@ -214,7 +227,10 @@ describe.each(policyNames)('%s', (kind) => {
   });
 });
 
-const made = { fifo: FifoPolicy, 's3-fifo': S3FifoPolicy };
+const made: Record<'fifo' | 's3-fifo', (mayPass: number, most?: number) => EvictionPolicy> = {
+  fifo: (mayPass) => new FifoPolicy(mayPass),
+  's3-fifo': (mayPass, most) => new S3FifoPolicy(mayPass, most),
+};
 
 describe.each(['fifo', 's3-fifo'] as const)('%s with parked entries', (kind) => {
   it('chooses no parked one, and none before a child that may go, however many stand aside', () => {
@@ -229,8 +245,9 @@ describe.each(['fifo', 's3-fifo'] as const)('%s with parked entries', (kind) => 
       name: fc.option(fc.nat(20), { nil: undefined }),
     });
     fc.assert(
-      fc.property(fc.array(step, { maxLength: 200 }), fc.nat(7), fc.nat(3), (steps, pinned, mayPass) => {
-        const policy: EvictionPolicy = new made[kind](mayPass);
+      fc.property(fc.array(step, { maxLength: 200 }), fc.nat(7), fc.nat(7), (steps, pinned, bounds) => {
+        const mayPass = bounds % 4;
+        const policy: EvictionPolicy = made[kind](mayPass, bounds < 4 ? undefined : mayPass + 1);
         const known = new Map<number, Known>();
         const all = (): Known[] => [...known.values()];
         const isParent = (one: Known): boolean => all().some(({ parent }) => parent === one);
@@ -390,6 +407,26 @@ describe.each(['fifo', 's3-fifo'] as const)('%s, of many', (kind) => {
     const mayGo = (entry: number): boolean => entry !== 2;
     expect([policy.victim(mayGo, () => false), policy.victim(mayGo, () => true)]).toEqual([undefined, 1]);
   });
+});
+
+it('s3-fifo finds a victim without a step for each entry where all are used, and each of them in the end', () => {
+  const count = 20_000;
+  const policy = new S3FifoPolicy();
+  for (let at = 0; at < count; at++) policy.insert(at, 0, { parent: at % 50 === 0 ? undefined : at - 1 });
+  const moves = vi.spyOn(EntryLists.prototype, 'append');
+  let most = 0;
+  for (let left = count; left > 0; left--) {
+    if (left % 5_000 === 0)
+      for (let at = 0; at < count; at++) if (policy.has(at)) for (let use = 0; use < 3; use++) policy.touch(at, 0);
+    moves.mockClear();
+    const victim = policy.victim(() => true)!;
+    most = Math.max(most, moves.mock.calls.length);
+    policy.remove(victim);
+    if (victim % 50 < 49) expect(policy.has(victim + 1), `${victim} went before its child`).toBe(false);
+  }
+  moves.mockRestore();
+  expect(most).toBeLessThanOrEqual(2 * 4_096 + 50);
+  expect(policy.count).toBe(0);
 });
 
 it('s3-fifo finds what it has just brought to main', () => {

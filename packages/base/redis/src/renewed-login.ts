@@ -24,6 +24,7 @@ export class RenewedLogin {
     const common = { reloadMs, onProblem };
     if (passwordFile !== undefined)
       this.#password = new RenewedFiles({
+        // All may read what Docker mounts as a secret (0444): in the container there is nobody else.
         files: [{ key: `${place}.passwordFile`, path: passwordFile, isSecret: false }],
         make: ([bytes]) => passwordIn(bytes!),
         file: 'a readable file',
@@ -34,10 +35,7 @@ export class RenewedLogin {
       throw new KvError('CONFIG', 'redis: tls is configured, but the servers begin with redis:; write rediss:');
     const { serverName } = settings.tls ?? {};
     const { caFile, certFile, keyFile } = settings.tls ?? {};
-    const named = pemFilesOf(`${place}.tls`, { caFile, certFile, keyFile }).map((file) => ({
-      ...file,
-      isSecret: false,
-    }));
+    const named = pemFilesOf(`${place}.tls`, { caFile, certFile, keyFile });
     if (named.length > 0)
       this.#tls = new RenewedFiles<TlsOptions>({
         files: named,

@@ -1,5 +1,9 @@
 /** What is wrong with a configuration before any server is asked. */
-import { expect, it } from 'vitest';
+import { chmodSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { ownCertificate } from '@kvtier/config/testing';
+import { expect, it, onTestFinished } from 'vitest';
 import { checkRedisServers } from './check.ts';
 
 const checked = (server: string): unknown =>
@@ -13,4 +17,19 @@ it.each(['redis://:pa%ss@h:1', 'redis://:100%@h:1', 'redis://a%b:x@h:1'])('%s is
 
 it('and one that is written as it must be is none', () => {
   expect(() => checked('redis://a%25b:100%25@h:1')).not.toThrow();
+});
+
+it('a private key that others may read is refused, as everywhere; a password that Docker mounts for all is taken', () => {
+  const dir = mkdtempSync(join(tmpdir(), 'kvtier-redis-'));
+  onTestFinished(() => rmSync(dir, { recursive: true }));
+  ownCertificate(dir, 'own');
+  const [certFile, keyFile, passwordFile] = ['own.pem', 'own.key', 'password'].map((name) => join(dir, name));
+  writeFileSync(passwordFile!, 'word', { mode: 0o444 });
+  const servers = { mode: 'single', servers: ['rediss://h:1'], database: 0, timeLimitMs: 1_000 } as const;
+  const check = (): void => checkRedisServers({ ...servers, passwordFile, tls: { certFile, keyFile } });
+  chmodSync(keyFile!, 0o644);
+  const line = `redis.tls.keyFile: ${keyFile}: cannot be used (others may read it; chmod o-rwx it); name a readable PEM file`;
+  expect(check).toThrow(expect.objectContaining({ code: 'CONFIG', message: line }));
+  chmodSync(keyFile!, 0o640);
+  expect(check).not.toThrow();
 });

@@ -4,6 +4,7 @@
  * Invariant: every wait has a deadline, every body that is read whole a bound.
  */
 import { KvError } from '@kvtier/errors';
+import { firstOf } from '@kvtier/runtime';
 import { Pool } from 'undici';
 import * as z from 'zod';
 import { checked } from './facts.ts';
@@ -104,13 +105,13 @@ export class PodAsks {
     const { name } = this.#pod;
     const beganMs = performance.now();
     const limit = livingTimeout(patience); // who stood still ourselves blames no pod
-    const signal = AbortSignal.any([limit.signal, this.#closing.signal]);
+    const first = firstOf([limit.signal, this.#closing.signal]);
     try {
       const { statusCode, body } = await this.#pool.request({
         path,
         method: 'GET',
         headers: authorizationOf(this.#pod),
-        signal,
+        signal: first.signal,
       });
       const parts: Buffer[] = [];
       let bytes = 0;
@@ -135,6 +136,7 @@ export class PodAsks {
       );
     } finally {
       limit.end();
+      first.end();
     }
   }
 }

@@ -52,6 +52,8 @@ const keep = 0.8;
 
 export class PodLoad {
   readonly #own = new Set<Own>();
+  /** Of these, whose prompts are not computed yet: a load is told at each choice, and most of a busy pod's requests run. */
+  readonly #waiting = new Set<Own>();
   #running = 0;
   #tokensAhead = 0;
   /** Prompt tokens of our requests, as they are of late: what others' are taken for. */
@@ -102,6 +104,7 @@ export class PodLoad {
     this.#disturb();
     this.#compute(atMs); // what has passed is not this one's
     this.#own.add(own);
+    this.#waiting.add(own);
     this.#tokensAhead += share.tokensAhead;
     this.#usualTokens += (share.tokensAhead - this.#usualTokens) * 0.1;
     return {
@@ -129,6 +132,7 @@ export class PodLoad {
   #begin(own: Own): void {
     if (!own.waiting) return;
     own.waiting = false;
+    this.#waiting.delete(own);
     this.#tokensAhead -= own.share.tokensAhead;
     this.#running++;
   }
@@ -137,8 +141,7 @@ export class PodLoad {
   #compute(nowMs: number): void {
     let tokens = (Math.max(nowMs - this.#computedAtMs, 0) / 1_000) * this.#tokensPerS;
     this.#computedAtMs = Math.max(nowMs, this.#computedAtMs);
-    for (const own of this.#own) {
-      if (!own.waiting) continue;
+    for (const own of this.#waiting) {
       const computed = Math.min(own.leftTokens, tokens);
       own.leftTokens -= computed;
       tokens -= computed;
@@ -208,7 +211,7 @@ export class PodLoad {
     this.#tokensPerS = believedRate(this.prefillTokensPerS, usualPrefillTokensPerS, nowMs - this.#ratedAtMs);
     this.#compute(nowMs);
     let waitingBlocks = 0;
-    for (const own of this.#own) if (own.waiting && !own.admitted) waitingBlocks += own.share.blocks;
+    for (const own of this.#waiting) if (!own.admitted) waitingBlocks += own.share.blocks;
     const { waiting, running } = this.#others;
     return {
       ...noLoad,

@@ -191,4 +191,12 @@ vllm:inter_token_latency_seconds_count 200`;
     // Linear, some 30 ms; with the square of either length it would be minutes.
     expect(performance.now() - from).toBeLessThan(10_000);
   });
+
+  it('a long word where labels are costs its length, not the square of it', async () => {
+    const cpuMs = (): number => process.cpuUsage().user / 1_000;
+    const fromMs = cpuMs();
+    const lines = `vllm:num_requests_waiting{${'a'.repeat(16_000)}} 1\n`.repeat(20);
+    expect((await scrapeOf('w', `${lines}${least}`)).waiting).toBeGreaterThanOrEqual(0);
+    expect(cpuMs() - fromMs).toBeLessThan(1_000); // some 10; with the square 4,000 and more
+  });
 });

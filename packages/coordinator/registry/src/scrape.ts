@@ -211,7 +211,8 @@ async function read(text: string): Promise<Map<string, Sample[]>> {
   return samples;
 }
 
-const labelPattern = /([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"/g;
+/** A name begins at a boundary: else a long run of letters would be read anew from each of them. */
+const labelPattern = /\b([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"/g;
 
 /** What follows a name: `{a="b"} 1.5` or ` 1.5`, and perhaps a time. */
 function sampleOf(rest: string): Sample | undefined {

@@ -22,15 +22,15 @@ describe('what a prompt gets of a step', () => {
   const of = (...targets: (number | undefined)[]): number => new Pace().promptTokens(decoding(...targets), load, 4);
 
   it('is what the streams leave of the shortest of their targets', () => {
-    // 100 ms, less 10 and 2 of decoding: 88 ms at 1,000 a second, of which nine tenths are believed.
-    expect(of(100, 300)).toBe(79);
-    expect(of(300, undefined, 0)).toBe(Math.floor(0.9 * 287));
+    // 100 ms ÷ 1.16, as nobody knows yet how steps scatter, less 10 and 2 of decoding: 74.2 ms at 1,000 a second.
+    expect(of(100, 300)).toBe(74);
+    expect(of(300, undefined, 0)).toBe(Math.floor(300 / 1.16 - 13));
   });
 
   it('is a quarter of the target at least, and a block', () => {
     expect(of(12, 14, 13)).toBe(Number.POSITIVE_INFINITY); // 13 ms of decoding: not the prompts' fault
     expect(of(16, 16, 16)).toBe(4); // 3 ms are left: a quarter, 4 ms, is 3.6 tokens
-    expect(of(40, ...Array<number>(28).fill(40))).toBe(9); // 1 ms is left
+    expect(of(40, ...Array<number>(28).fill(40))).toBe(5); // 1 ms is left: half of a quarter, at least
   });
 
   it('is all of it where nobody asks for anything, where nothing is measured, and where nothing decodes', () => {
@@ -40,10 +40,10 @@ describe('what a prompt gets of a step', () => {
   });
 });
 
-describe('steps that take longer than rates say', () => {
+describe('steps that scatter about what rates say', () => {
   const load = measured();
 
-  it.each([1, 1.2, 1.5])('are shorter until 99 of 100 keep the target: %f times', (factor) => {
+  it.each([1, 1.2, 1.5])('are shorter until all keep the target: %f times', (factor) => {
     const pace = new Pace();
     let late = 0;
     let tokens = 0;
@@ -54,9 +54,9 @@ describe('steps that take longer than rates say', () => {
       if (step >= 1_000 && seconds > 0.1) late++;
       pace.ended(tokens, seconds);
     }
-    expect(late / 3_000).toBeLessThan(0.015);
-    // And no shorter than need be.
-    expect(0.011 + (tokens / 1_000) * factor * 1.1).toBeGreaterThan(factor === 1 ? 0.09 : 0.085);
+    expect(late).toBe(0);
+    // And not much shorter than need be.
+    expect(0.011 + (tokens / 1_000) * factor * 1.1).toBeGreaterThan(0.085);
   });
 
   it('have half of what is left at least; what is too short, or nobody asks for, says nothing', () => {
@@ -69,8 +69,26 @@ describe('steps that take longer than rates say', () => {
     expect(of()).toBe(before);
     for (let step = 0; step < 100; step++) pace.ended(of(), 1);
     expect([of(), pace.trust]).toEqual([Math.floor(0.5 * 89), 0.5]);
-    for (let step = 0; step < 2_000; step++) pace.ended(of(), 0.01);
-    expect([of(), pace.trust]).toEqual([before, 0.9]);
+    // Whose steps take what is predicted, all the same, comes near to the target: nine tenths of what is left.
+    for (let step = 0; step < 2_000; step++) {
+      const tokens = of();
+      pace.ended(tokens, 0.011 + tokens / 1_000);
+    }
+    expect([of(), pace.trust]).toEqual([Math.floor(0.9 * 89), 0.9]);
+  });
+
+  it('are shorter by what one that was late tells, for a while', () => {
+    const pace = new Pace();
+    const step = (times: number): number => {
+      const tokens = pace.promptTokens(decoding(100), load, 4);
+      pace.ended(tokens, (0.011 + tokens / 1_000) * times);
+      return tokens;
+    };
+    for (let i = 0; i < 500; i++) step(1);
+    const [before, , after] = [step(1.4), step(1), step(1)];
+    expect([before, after]).toEqual([80, 78]);
+    for (let i = 0; i < 1_000; i++) step(1);
+    expect(step(1)).toBe(80);
   });
 });
 
@@ -97,7 +115,8 @@ describe('an engine', () => {
     expect(rig.engine.load().pacingTrust).toBe(0);
     rig.submit('stream', prompt(1, 20), { maxTokens: 60, betweenMs: 0.16 });
     await rig.world.until(() => rig.executor.steps.length >= 12);
-    expect(rig.engine.load().pacingTrust).toBe(0.9);
+    const before = rig.engine.load().pacingTrust;
+    expect(before).toBeGreaterThan(0.5);
     const execute = rig.executor.execute.bind(rig.executor);
     rig.executor.execute = async (step) => {
       await new Promise<void>((resolve) => void rig.world.clock.after(0.4, resolve));
@@ -105,13 +124,13 @@ describe('an engine', () => {
     };
     rig.submit('long', prompt(2, 64), { maxTokens: 2 });
     await rig.world.until(() => rig.ended('long') && rig.ended('stream'));
-    expect(rig.engine.load().pacingTrust).toBeLessThan(0.9);
+    expect(rig.engine.load().pacingTrust).toBeLessThan(before);
   });
 
   it('gives a prompt what the stream beside it leaves, and computes the same tokens', async () => {
-    // A step takes 100 µs here, and one computed 16 of the stream's 20 tokens: of 160 µs, 60 are left, at 160,000 tokens a second, nine tenths.
+    // A step takes 100 µs here, and one computed 16 of the stream's 20 tokens: of 160 µs, 60 are left, at 160,000 tokens a second, 0.63 of it.
     const [first, ...rest] = await chunksBeside(0.16);
-    expect(first).toBe(8);
+    expect(first).toBe(6);
     expect(rest.length).toBeGreaterThan(1);
     expect((await chunksBeside(undefined)).slice(0, 3)).toEqual([15, 15, 15]);
   });

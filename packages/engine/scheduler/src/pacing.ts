@@ -3,10 +3,12 @@
  * that length: what its decoding leaves of it is the prompts'.
  *
  *     tokens = trust × max(target - step of so many streams, target ÷ 4) × prefill rate        at least one block
+ *     trust  = (target ÷ times - step of so many streams) ÷ the same max                        0.5 to 0.9
  *
- * Rates are means: a chunk far down a prompt takes longer than one at its start, and a machine that is busy longer than an idle one. So
- * a step that took longer than its target makes the next ones shorter, and each that did not a little longer again, so that 99 of 100
- * keep it: a stream whose tokens are in time but for one is late.
+ * Rates are means: a chunk far down a prompt takes longer than one at its start, and a machine that is busy longer than an idle one. All
+ * streams wait for the same step, and each for every step of its answer: one of a hundred that is late makes all of them late. So `times` is
+ * how many times as long as predicted a step may take: the mean of those before, and four times their spread. It costs prompts little, since
+ * a step of three quarters of the target computes them nearly as fast as one that fills it.
  *
  * A prompt gets a quarter of the target whatever the streams take, so that it ends. Where decoding alone takes longer than the target,
  * prompts are not what is too slow, and nothing is held back; nor is it while no rate is known.
@@ -17,19 +19,18 @@ import type { EngineLoad } from './engine-load.ts';
 /** Of what is left of the target. */
 const [mostTrust, leastTrust] = [0.9, 0.5];
 const leastShare = 1 / 4;
-const inTime = 0.99;
-/** Of the trust: a step that is late takes so much, and those that are not give it back, as many as should be for each that is. */
-const lateCosts = 0.06;
-/** Of the tokens that it may have: a step with fewer says nothing. */
+/** Of the tokens that it may have: a step with fewer says little. */
 const full = 3 / 4;
 
 export class Pace {
   #trust = mostTrust;
+  readonly #times = new Times();
   /** Of the step that was put together last; infinite: nobody asked for anything. */
-  #targetS = Number.POSITIVE_INFINITY;
   #tokens = Number.POSITIVE_INFINITY;
+  #decodingS = 0;
+  #perS = 0;
 
-  /** Of what is left of a target, the share that prompts get now. */
+  /** Of what is left of a target, the share that prompts got last. */
   get trust(): number {
     return this.#trust;
   }
@@ -41,24 +42,51 @@ export class Pace {
       const target = request.params.betweenMs ?? 0;
       if (target > 0 && target < betweenMs) betweenMs = target;
     }
-    this.#targetS = betweenMs / 1000;
-    this.#tokens = this.#allowed(decoding.length, load, blockTokens);
+    this.#tokens = this.#allowed(decoding.length, betweenMs / 1000, load, blockTokens);
     return this.#tokens;
   }
 
-  #allowed(decodes: number, load: EngineLoad, blockTokens: number): number {
-    const targetS = this.#targetS;
-    const perS = load.prefillTokensPerS;
-    const decodingS = load.decodingS(decodes);
-    if (!Number.isFinite(targetS) || perS === 0 || decodingS >= targetS) return Number.POSITIVE_INFINITY;
-    const leftS = Math.max(targetS - decodingS, targetS * leastShare);
-    return Math.max(Math.floor(this.#trust * leftS * perS), blockTokens);
+  #allowed(decodes: number, targetS: number, load: EngineLoad, blockTokens: number): number {
+    this.#perS = load.prefillTokensPerS;
+    this.#decodingS = load.decodingS(decodes);
+    if (!Number.isFinite(targetS) || this.#perS === 0 || this.#decodingS >= targetS) return Number.POSITIVE_INFINITY;
+    const leftS = Math.max(targetS - this.#decodingS, targetS * leastShare);
+    const trusted = (targetS / this.#times.most - this.#decodingS) / leftS;
+    this.#trust = Math.min(Math.max(trusted, leastTrust), mostTrust);
+    return Math.max(Math.floor(this.#trust * leftS * this.#perS), blockTokens);
   }
 
   /** That step has ended, with so many prompt tokens. */
   ended(promptTokens: number, seconds: number): void {
     if (!Number.isFinite(this.#tokens) || promptTokens < full * this.#tokens) return;
-    const by = seconds > this.#targetS ? 1 - lateCosts : 1 + (lateCosts * (1 - inTime)) / inTime;
-    this.#trust = Math.min(Math.max(this.#trust * by, leastTrust), mostTrust);
+    this.#times.took(seconds / (this.#decodingS + promptTokens / this.#perS));
+  }
+}
+
+/** Steps before any was seen count as so many, so far from what is predicted. */
+const [firstSteps, firstSpread] = [20, 0.04];
+/** What one more step leaves of those before. */
+const keep = 0.995;
+/** Of one that took longer the machine stood still. */
+const mostTimes = 2;
+const spreads = 4;
+
+/** How many times as long as predicted steps take: mean and spread, old ones forgotten. */
+class Times {
+  #count = firstSteps;
+  #sum = firstSteps;
+  #squares = firstSteps * (1 + firstSpread ** 2);
+
+  /** As many as hardly one of them takes. */
+  get most(): number {
+    const mean = this.#sum / this.#count;
+    return mean + spreads * Math.sqrt(Math.max(this.#squares / this.#count - mean * mean, 0));
+  }
+
+  took(times: number): void {
+    const counted = Math.min(times, mostTimes);
+    this.#count = this.#count * keep + 1;
+    this.#sum = this.#sum * keep + counted;
+    this.#squares = this.#squares * keep + counted * counted;
   }
 }

@@ -16,7 +16,7 @@ import { KvError } from '@kvtier/errors';
 import { failpointFromEnv } from '@kvtier/placement';
 import { checkSocketPath } from '@kvtier/session';
 import type { Check } from '@kvtier/telemetry';
-import { planCapacity } from '@kvtier/tiers';
+import { placesOf, planCapacity } from '@kvtier/tiers';
 
 const onProblem = (): void => {}; // nobody waits for a second look at the files
 
@@ -30,7 +30,7 @@ export function cacheNodeChecks(config: CacheNodeConfig): readonly Check[] {
     () => checkSocketPath(config.socketPath),
     () => checkFolder('socketPath', path.dirname(config.socketPath)),
     () => checkArena(arena, dataDir),
-    () => disk && disk.dirs === undefined && planCapacity(disk.bytes, disk.segmentBytes),
+    () => disk && checkCapacities(disk, dataDir),
     ...dirs.map((dir, at) => () => checkFolder(`disk.dirs.${at}`, dir)),
     () => peers && readPeerCredentials(peers.security, onProblem),
     () => kvEvents && readKvEventsCurve(kvEvents, onProblem),
@@ -44,6 +44,15 @@ export function cacheNodeChecks(config: CacheNodeConfig): readonly Check[] {
 async function checkTls(files: ServerTlsConfig): Promise<void> {
   const { renewedTls } = await import('@kvtier/wire/tls'); // as all here that a start may do without
   renewedTls(files, { place: 'operations.tls', reloadMs: files.reloadMs, onProblem }).close();
+}
+
+/** Of each device by itself: it has a share of the tier's bytes, or its own. */
+function checkCapacities(disk: NonNullable<CacheNodeConfig['disk']>, dataDir: string): void {
+  const dirs = (disk.dirs ?? [dataDir]).map((each) =>
+    typeof each === 'string' ? each : { dir: each.dir, capacityBytes: each.bytes },
+  );
+  for (const { capacityBytes } of placesOf({ dirs, capacityBytes: disk.bytes }))
+    planCapacity(capacityBytes, disk.segmentBytes);
 }
 
 /** One that is there, or can be made. */

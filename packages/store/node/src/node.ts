@@ -74,6 +74,12 @@ export interface CacheNode {
   close(): Promise<void>;
 }
 
+/** Longer than any read of a tier: each has a limit for itself, and one more for what it tries again. */
+export function brokenReadMs({ redis, s3, peers }: Pick<CacheNodeOptions, 'redis' | 's3' | 'peers'>): number {
+  const longestMs = Math.max(redis?.timeLimitMs ?? 0, s3?.timeLimitMs ?? 0, peers?.readLimitMs ?? 0);
+  return Math.max(60_000, 2 * longestMs + 5_000);
+}
+
 /** KvError with one line that says what is wrong and how to mend it; then nothing is left open. */
 export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNode> {
   const { clock, log, failpoint } = options;
@@ -160,7 +166,10 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       clock,
       runningUs: () => watch.nowMs() * 1000,
       log,
-      limits: options.closeDrainMs === undefined ? {} : { closeDrainMs: options.closeDrainMs },
+      limits: {
+        ...(options.closeDrainMs !== undefined && { closeDrainMs: options.closeDrainMs }),
+        brokenReadMs: brokenReadMs(options),
+      },
       failpoint,
       held: arenaFile.held ?? undefined,
     });

@@ -57,3 +57,10 @@ it('a bound below one block keeps none', () => {
   book.learn(namespaces[0]!, hashOf(1), null, packed([1]));
   expect(book.stats()).toEqual({ blocks: 0, bytes: 0, dropped: 1 });
 });
+
+it('a bound of blocks keeps so many, however little they take', () => {
+  const book = new TokenBook(2 ** 40, 2);
+  for (const n of [1, 2, 3]) book.learn(namespaces[0]!, hashOf(n), null, packed([n]));
+  expect(book.stats()).toEqual({ blocks: 2, bytes: 2 * (entryBytes + 4), dropped: 1 });
+  expect([1, 2, 3].map((n) => book.of(namespaces[0]!, hashOf(n))?.tokenIds[0])).toEqual([undefined, 2, 3]);
+});

@@ -2,7 +2,8 @@
  * Token ids of blocks, as engines say them when they store: for KV events that tell a router all that it needs to name the blocks by
  * itself. The oldest go when there is no room; a block without is told as its hash alone. An engine's word, as its hashes are.
  *
- * Invariant: never above `maxBytes`, by what an entry takes at most: its tokens, four bytes each, and `entryBytes`.
+ * Invariants: never above `maxBytes`, by what an entry takes at most: its tokens, four bytes each, and `entryBytes`; never above
+ * `maxBlocks`.
  */
 import type { Buffer } from 'node:buffer';
 import type { HashKey, Namespace } from '@kvtier/identity';
@@ -10,6 +11,11 @@ import type { HashKey, Namespace } from '@kvtier/identity';
 /** Of memory, besides the tokens: the names of the block and of its parent, the entry, its place in the map. Measured: 190. */
 export const entryBytes = 320;
 export const tokenBytes = 4;
+/**
+ * A Map has room for 2^24 entries, and those that were removed count until they are half of it: with more than half of that room in use it
+ * throws at one more. Below it by one, since what is new comes before the oldest goes.
+ */
+const mostBlocks = 2 ** 23 - 1;
 
 export interface KnownTokens {
   /** null: the block begins a chain. */
@@ -19,13 +25,15 @@ export interface KnownTokens {
 
 export class TokenBook {
   readonly #maxBytes: number;
+  readonly #maxBlocks: number;
   /** Oldest first; tokens as characters of one byte each, little-endian: half the memory of an array of its own. */
   readonly #blocks = new Map<string, { readonly parent: HashKey | null; readonly tokens: string }>();
   #bytes = 0;
   #dropped = 0;
 
-  constructor(maxBytes: number) {
+  constructor(maxBytes: number, maxBlocks = mostBlocks) {
     this.#maxBytes = maxBytes;
+    this.#maxBlocks = maxBlocks;
   }
 
   /** Tokens of the block that follows `parent`, u32 little-endian. What is known already becomes the youngest. */
@@ -35,7 +43,7 @@ export class TokenBook {
     this.#blocks.set(name, { parent, tokens: tokens.toString('latin1') });
     this.#bytes += entryBytes + tokens.length;
     for (const oldest of this.#blocks.keys()) {
-      if (this.#bytes <= this.#maxBytes) break;
+      if (this.#bytes <= this.#maxBytes && this.#blocks.size <= this.#maxBlocks) break;
       this.#delete(oldest);
       this.#dropped++;
     }

@@ -4,7 +4,8 @@
  *     clients (a ring per priority) ──next──▶ fetches (one per block, shared) ──batches──▶ tier.read ──▶ arena.publish
  *                                                     └── failed: the next tier that holds the block ◀──┘     └──▶ waiting clients
  *
- * Invariants: one read per block, however many wait for it (single flight); what is in flight is bounded per tier (see
+ * Invariants: one read per block, however many wait for it (single flight), but where the tier that reads it does not answer any more
+ * and another one holds it: that one reads it, too, and all who wait are its from then on; what is in flight is bounded per tier (see
  * tier-gate.ts); clients take turns, one batch each, so that a long one cannot starve a short one, and none takes a turn of the event
  * loop for what needs no read; a slot is published or freed
  * exactly once, whether anyone still waits or not, and never while a tier may still write to it. Clients are told in the same turn in which a block is published, so that
@@ -143,14 +144,14 @@ export class Fetcher {
         continue;
       }
       const shared = fetching.get(hash);
-      if (shared !== undefined) {
+      const gate = shared?.gate.available ? undefined : locate(state, hash, 0);
+      if (shared !== undefined && gate === undefined) {
         this.#passedOver++;
         client.advance();
         counters.add('load.blocks.shared_read');
         shared.waiters.push({ client, index });
         continue;
       }
-      const gate = locate(state, hash, 0);
       if (gate === undefined) {
         this.#passedOver++;
         client.advance();
@@ -176,7 +177,9 @@ export class Fetcher {
         client.failed(index, 'capacity');
         continue;
       }
-      const fetch: Fetch = { hash, slot, priority, tenant, gate, tried: 0, waiters: [{ client, index }] };
+      if (shared !== undefined) counters.add(`load.retried.${gate.tier.name}`);
+      const waiters = [...(shared?.waiters.splice(0) ?? []), { client, index }];
+      const fetch: Fetch = { hash, slot, priority, tenant, gate, tried: 0, waiters };
       fetching.set(hash, fetch);
       this.#inFlightBytes += payloadBytes;
       gate.began(payloadBytes, priority);
@@ -245,7 +248,9 @@ export class Fetcher {
         failpoint?.('store.load.published');
       } else arena.free(fetch.slot); // a writer was faster
       counters.add(`load.blocks.from.${gate.tier.name}`);
-      for (const { client, index } of fetch.waiters) client.arrived(index, gate.tier.name);
+      // Of a tier that hung and has been faster all the same: who waits for the other one has the block, too.
+      const others = state.fetching.get(fetch.hash)?.waiters.splice(0) ?? [];
+      for (const { client, index } of [...fetch.waiters, ...others]) client.arrived(index, gate.tier.name);
       onPromoted(state, fetch.hash, gate);
       return;
     }
@@ -281,7 +286,7 @@ export class Fetcher {
     const { arena, clock, counters, limits, tenants } = this.#options;
     const { payloadBytes } = state;
     counters.add('load.failed.tier');
-    state.fetching.delete(fetch.hash);
+    this.#forget(state, fetch);
     tenants.settle(fetch.tenant, 0, payloadBytes);
     const cancel = clock.after(limits.brokenReadMs, () => {
       this.#abandoned.delete(cancel);
@@ -294,8 +299,13 @@ export class Fetcher {
     this.#tellFailed(state, fetch, 'tier');
   }
 
+  /** Another read of the block may have taken its place. */
+  #forget({ fetching }: NamespaceState, fetch: Fetch): void {
+    if (fetching.get(fetch.hash) === fetch) fetching.delete(fetch.hash);
+  }
+
   #end(state: NamespaceState, fetch: Fetch): void {
-    state.fetching.delete(fetch.hash);
+    this.#forget(state, fetch);
     this.#inFlightBytes -= state.payloadBytes;
     this.#options.tenants.settle(fetch.tenant, 0, state.payloadBytes);
   }

@@ -7,6 +7,7 @@ export interface NamespaceState {
   readonly payloadBytes: number;
   /** Reserved by a session that is alive and not yet committed. */
   readonly writing: Set<HashKey>;
+  /** Of each block the read that was begun last. */
   readonly fetching: Map<HashKey, Fetch>;
   /** Who waits for a block that cannot be had now: the first in its list. */
   readonly awaited: Map<HashKey, Waiter>;

@@ -156,7 +156,7 @@ export class Holdings {
    * it early. KvError PROTOCOL when `id` is in use.
    */
   prefetch(id: bigint, hashes: readonly HashKey[]): PrefetchAnswer {
-    const { limits, counters, prefetched, pins, fetcher } = this.#parts;
+    const { limits, counters, prefetched, pins, blockTurns, fetcher } = this.#parts;
     if (this.#prefetches.has(id)) throw new KvError('PROTOCOL', `prefetch: id ${id} is in use; use a new id for each`);
     counters.add('prefetch.blocks.asked', hashes.length);
     const reason = !this.#connected
@@ -175,6 +175,7 @@ export class Holdings {
       counters,
       tenant: this.#traits.tenant,
       pins,
+      blockTurns,
       onEnd: () => this.#prefetches.delete(id),
     });
     this.#prefetches.set(id, prefetch);

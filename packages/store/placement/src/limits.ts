@@ -39,7 +39,7 @@ export interface StoreLimits {
   readonly maxTicketBlocks: number;
   /** Tickets that were shown, of all sessions: whoever pins with one of them later pins nothing. */
   readonly maxShownTickets: number;
-  /** Blocks of pins that have ended, let go of in one turn, all sessions. */
+  /** Blocks of pins, loads and prefetches that have ended, let go of in one turn, all sessions. */
   readonly unpinBatchBlocks: number;
   readonly maxDeadlineMs: number;
   /** A read that takes longer is not waited for by new loads: the tier counts as empty until it answers. */

@@ -1,15 +1,17 @@
 /**
  * Bringing blocks into the arena before anybody loads them.
  *
- * Invariants: what a prefetch brings is pinned until the prefetch ends, so that its tail does not push out its head, and no
- * longer. What all of them brought and nobody has used yet is bounded by `maxPrefetchedBytes`, so that guesses never take
+ * Invariants: what a prefetch brings is pinned until the prefetch ends, so that its tail does not push out its head, and is let go
+ * then, over several turns (block-turns.ts). What all of them brought and nobody has used yet is bounded by `maxPrefetchedBytes`, so that guesses never take
  * more than that from blocks that were used; pinned blocks they cannot take at all. Ends by itself, is cancelled, or ends
  * with its session.
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
+import type { BlockTurns } from './block-turns.ts';
 import type { Counters } from './counters.ts';
 import type { FetchClient, FetchFailure, FetchRequest, NamespaceState } from './fetches.ts';
 import type { Pins } from './pins.ts';
+import type { Steps } from './steps.ts';
 
 /** Blocks that prefetches brought and nobody has used: what guesses cost. */
 export class Prefetched {
@@ -72,6 +74,7 @@ export interface PrefetchOptions {
   readonly counters: Counters;
   readonly tenant: number;
   readonly pins: Pins;
+  readonly blockTurns: BlockTurns;
   /** Nothing is read for it any more. */
   readonly onEnd: () => void;
 }
@@ -160,7 +163,15 @@ export class Prefetch implements FetchClient {
   #end(): void {
     if (this.#ended) return;
     this.#ended = true;
-    for (const hash of this.#pinned) this.#options.pins.unpin(this.state.namespace, hash);
+    if (this.#pinned.length > 0) this.#options.blockTurns.add(this.#unpinning(), () => {});
     this.#options.onEnd();
+  }
+
+  /** From the end on: whoever needs room meanwhile can have what came last, and nothing before it. */
+  *#unpinning(): Steps<void> {
+    for (let hash = this.#pinned.pop(); hash !== undefined; hash = this.#pinned.pop()) {
+      this.#options.pins.unpin(this.state.namespace, hash);
+      yield;
+    }
   }
 }

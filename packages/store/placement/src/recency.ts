@@ -2,7 +2,8 @@
  * Tells the tiers which blocks were used. A lookup of a long chain must not wait for that: what is beyond one batch is told
  * in later turns, a batch each, from the chain's tail on, so that parents end up at least as recent as their children.
  *
- * Invariants: at most `maxTouchBlocks` wait; only tiers that held a block when it was used hear of it.
+ * Invariants: at most `maxTouchBlocks` wait; only tiers that held a block when it was used hear of it, or where that was not told when
+ * they hear of it.
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { Clock } from '@kvtier/runtime';
@@ -24,7 +25,8 @@ export interface RecencyOptions {
 interface Use {
   readonly namespace: Namespace;
   readonly chain: Chain;
-  readonly found: Uint8Array;
+  /** Undefined: they are looked up when their batch is told. */
+  readonly found: Uint8Array | undefined;
   /** What is left to tell: blocks 0 to `left`. */
   left: number;
 }
@@ -46,10 +48,9 @@ export class Recency {
   /** The first `count` blocks of the chain were used; `found`: the tiers of each, when they are known. */
   used(namespace: Namespace, chain: Chain, count: number, found?: Uint8Array): void {
     if (count === 0) return;
-    const { residency, limits, counters } = this.#options;
+    const { limits, counters } = this.#options;
     if (count <= limits.touchBatchBlocks) {
-      const keys = keysOf(chain, 0, count);
-      this.#touch(namespace, keys, found ?? Uint8Array.from(keys, (hash) => residency.tiers(namespace, hash)));
+      this.#touch(namespace, keysOf(chain, 0, count), found);
       return;
     }
     if (this.#pendingBlocks + count > limits.maxTouchBlocks) {
@@ -58,8 +59,7 @@ export class Recency {
     }
     // Both belong to the caller, who will use them again.
     const own = 'packed' in chain ? { ...chain, packed: chain.packed.slice(0, count * chain.hashBytes) } : chain;
-    const tiers = (found ?? residency.lookup(namespace, chain, 0xff, 0).found).slice(0, count);
-    this.#queue.push({ namespace, chain: own, found: tiers, left: count });
+    this.#queue.push({ namespace, chain: own, found: found?.slice(0, count), left: count });
     this.#pendingBlocks += count;
     this.#schedule();
   }
@@ -76,7 +76,7 @@ export class Recency {
       this.#cancelTurn = undefined;
       const use = this.#queue[0]!;
       const from = Math.max(0, use.left - this.#options.limits.touchBatchBlocks);
-      this.#touch(use.namespace, keysOf(use.chain, from, use.left), use.found.subarray(from, use.left));
+      this.#touch(use.namespace, keysOf(use.chain, from, use.left), use.found?.subarray(from, use.left));
       this.#pendingBlocks -= use.left - from;
       use.left = from;
       if (from === 0) this.#queue.shift();
@@ -84,7 +84,9 @@ export class Recency {
     });
   }
 
-  #touch(namespace: Namespace, keys: readonly HashKey[], found: Uint8Array): void {
+  #touch(namespace: Namespace, keys: readonly HashKey[], known: Uint8Array | undefined): void {
+    const { residency } = this.#options;
+    const found = known ?? Uint8Array.from(keys, (hash) => residency.tiers(namespace, hash));
     let any = 0;
     for (let at = 0; at < keys.length; at++) any |= found[at]!;
     for (const [bit, tier] of this.#options.tiers.entries()) {

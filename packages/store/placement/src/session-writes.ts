@@ -255,7 +255,9 @@ export class SessionWrites {
     const { arena, locate, isOver } = this.#parts;
     const block = arena.get(this.#state.namespace, hash);
     const inArena = block?.payloadBytes === this.#state.payloadBytes && !isOver(block.expiresS);
-    return inArena || this.#state.fetching.has(hash) || locate(this.#state, hash) !== undefined;
+    // What a tier that hangs is to bring, a lookup calls not held: the engine computes it, and that is not to be thrown away.
+    const isComing = this.#state.fetching.get(hash)?.gate.available ?? false;
+    return inArena || isComing || locate(this.#state, hash) !== undefined;
   }
 
   #isKnown(hash: HashKey): boolean {

@@ -35,6 +35,7 @@ const limits = {
   breakerOpenMs: 40,
   breakerMaxOpenMs: 160,
   slowReadMs: 100,
+  stuckReadMs: 200,
 };
 /** Two are not written to, and the last is written back; one of the tenants may hold little. */
 const options = {

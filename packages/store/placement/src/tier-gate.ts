@@ -38,6 +38,8 @@ export class TierGate {
   readonly #shareBytes: number;
   readonly #rate = new RateMeter(firstGuess);
   readonly #breaker: Breaker;
+  /** The last read was a failure. */
+  #readsFail = false;
   readonly #runningUs: () => number;
   /** Start times of the reads in flight, oldest first, and by the clock that runs while we do. */
   readonly #reads = new Map<number, number>();
@@ -122,9 +124,11 @@ export class TierGate {
     const tookUs = this.#runningUs() - this.#reads.get(startUs)!;
     this.#reads.delete(startUs);
     this.#rate.end(nowUs, startUs, readyBytes);
-    if (readyBytes === 0 && failedCount > 0) this.#failed(nowUs, 'failed');
+    const failed = readyBytes === 0 && failedCount > 0;
     // It answers, but no plan can count on it: as good as a failure. Whoever is late to take its answer in is not the tier.
-    else if (tookUs > this.#limits.slowReadMs * 1000) this.#failed(nowUs, 'slow');
+    const isSlow = tookUs > this.#limits.slowReadMs * 1000;
+    this.#readsFail = failed || isSlow;
+    if (this.#readsFail) this.#failed(nowUs, failed ? 'failed' : 'slow');
     else this.#breaker.succeeded();
   }
 
@@ -133,9 +137,9 @@ export class TierGate {
     this.#failed(this.#clock.nowUs(), 'failed');
   }
 
-  /** A write came to something: good enough for a probe. */
+  /** A write came to something: good enough for a probe, but where reads fail, as a tier may throttle these alone. */
   writeAnswered(): void {
-    if (this.state === 'half_open') this.#breaker.succeeded();
+    if (!this.#readsFail && this.state === 'half_open') this.#breaker.succeeded();
   }
 
   estimateUs(bytes: number): number {

@@ -209,6 +209,68 @@ describe('circuit breaker', () => {
     expect(engine.lookup(chain('x', 3)).held).toBe(2); // what it brought is used
   });
 
+  it('that reads opened is closed by no write, and stays open for longer each time', async () => {
+    const bench = new Bench(64, { ...limits, breakerMaxOpenMs: 3_200 });
+    const engine = bench.engine();
+    const report = () => bench.store.stats().tiers[1]!;
+    const states: unknown[] = [];
+    for (let round = 0; round < 8; round++) {
+      for (const name of [`a${round}.`, `b${round}.`]) {
+        bench.disk.put(n, chain(name, 1));
+        const id = engine.load(chain(name, 1));
+        await bench.answerAll('read', 'failed');
+        engine.release(id);
+      }
+      bench.clock.advance(100);
+      const before = report().breaker;
+      engine.put(chain(`w${round}.`, 1));
+      await bench.answerAll('write', 'stored');
+      states.push([report().detail.breaker_opened, before, report().breaker]);
+    }
+    const [open, half] = ['open', 'half_open'];
+    expect(states).toEqual([
+      [1, half, half],
+      [2, open, open],
+      [2, half, half],
+      [3, open, open],
+      [3, open, open],
+      [3, open, open],
+      [3, half, half],
+      [4, open, open],
+    ]);
+  });
+
+  it('that writes opened a write closes, unless reads fail, too', async () => {
+    const bench = new Bench(20, limits);
+    const engine = bench.engine();
+    const state = () => bench.store.stats().tiers[1]!.breaker;
+    const write = bench.disk.write.bind(bench.disk);
+    const failsToWrite = async (name: string): Promise<void> => {
+      bench.disk.write = () => Promise.reject(new Error('no space'));
+      engine.put(chain(name, 1));
+      await settled();
+      bench.disk.write = write;
+    };
+    await failsToWrite('a');
+    await failsToWrite('b');
+    bench.clock.advance(100);
+    expect(state()).toBe('half_open');
+    engine.put(chain('c', 1));
+    await bench.answerAll('write', 'stored');
+    expect(state()).toBe('closed');
+    bench.disk.put(n, chain('x', 1));
+    engine.load(chain('x', 1));
+    await bench.answerAll('read', 'failed');
+    await failsToWrite('d');
+    bench.clock.advance(100);
+    engine.put(chain('e', 1));
+    await bench.answerAll('write', 'stored');
+    expect(state()).toBe('half_open');
+    engine.load(chain('x', 1));
+    await bench.answerAll('read', 'ready');
+    expect(state()).toBe('closed');
+  });
+
   it('time in which this process was kept waiting is not its', async () => {
     let runningUs = 0;
     const bench = new Bench(20, limits, { runningUs: () => runningUs });
@@ -306,6 +368,26 @@ describe('prefetch', () => {
     expect(bench.arena.busySlots).toBe(0);
     engine.holdings.end();
   });
+
+  it.each(['is over', 'is cancelled', 'loses its session'])(
+    'lets its blocks go over several turns when it %s',
+    async (how) => {
+      const bench = new Bench(20, { unpinBatchBlocks: 2, maxPrefetchedBytes: 9 });
+      bench.disk.put(n, chain('x', 9));
+      const engine = bench.engine();
+      const pinned = () => bench.store.stats().counters['arena.pinned_blocks'];
+      engine.holdings.prefetch(1n, chain('x', how === 'is over' ? 8 : 9));
+      for (let block = 0; block < 8; block++) bench.answer('read', 'ready');
+      if (how === 'is cancelled') engine.holdings.cancelPrefetch(1n);
+      else if (how === 'loses its session') engine.holdings.disconnect();
+      const left = [pinned()];
+      while (pinned()! > 0) {
+        await settled();
+        left.push(pinned());
+      }
+      expect(left).toEqual([6, 4, 2, 0]);
+    },
+  );
 
   it('a prefetched block that is evicted unused is counted as wasted', async () => {
     const bench = new Bench(2, { maxPrefetchedBytes: 2 });

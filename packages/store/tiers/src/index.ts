@@ -14,7 +14,7 @@ export { SlotAllocator } from './arena/slot-allocator.ts';
 export { type CodecName, CodecTier, type CodecTierOptions, codecNames } from './codec/codec-tier.ts';
 export { DiskTier } from './disk/disk-tier.ts';
 export type { DiskStep } from './disk/options.ts';
-export { type ArenaSlots, type DiskTierOptions, planCapacity } from './disk/options.ts';
+export { type ArenaSlots, type DiskTierOptions, placesOf, planCapacity } from './disk/options.ts';
 export { Followers, followInPages, followInSlices } from './kit/followers.ts';
 export { roomAsks, victimPassingOver } from './kit/passing-over.ts';
 export { RowSlots } from './kit/row-slots.ts';

@@ -9,6 +9,7 @@
 import { get as httpGet, type IncomingMessage } from 'node:http';
 import { get as httpsGet, type RequestOptions } from 'node:https';
 import { KvError, within } from '@kvtier/errors';
+import { firstOf } from '@kvtier/runtime';
 
 /** One page of a list: so many objects that reading them is no long turn. */
 const maxPageBytes = 8 << 20;
@@ -112,8 +113,13 @@ export class ApiServerLink {
   /** The answer, parsed as JSON and not validated. @throws ApiRefusal, KvError */
   async get(path: string, query: Readonly<Record<string, string>>, signal: AbortSignal): Promise<unknown> {
     return await within('kubernetes', this.#timeLimitMs, async (limit) => {
-      const response = await this.#ask(path, query, AbortSignal.any([signal, limit]));
-      return JSON.parse(await textOf(response, maxPageBytes)) as unknown;
+      const first = firstOf([signal, limit]);
+      try {
+        const response = await this.#ask(path, query, first.signal);
+        return JSON.parse(await textOf(response, maxPageBytes)) as unknown;
+      } finally {
+        first.end();
+      }
     });
   }
 
@@ -130,10 +136,14 @@ export class ApiServerLink {
     const ended = new AbortController();
     try {
       await within('kubernetes', limitMs, async (limit) => {
-        const any = AbortSignal.any([signal, limit, ended.signal]);
-        const response = await within('kubernetes', this.#timeLimitMs, () => this.#ask(path, query, any));
-        onOpen();
-        await readLines(response, onLine);
+        const first = firstOf([signal, limit, ended.signal]);
+        try {
+          const response = await within('kubernetes', this.#timeLimitMs, () => this.#ask(path, query, first.signal));
+          onOpen();
+          await readLines(response, onLine);
+        } finally {
+          first.end();
+        }
       });
     } finally {
       ended.abort();

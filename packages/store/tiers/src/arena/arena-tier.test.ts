@@ -112,6 +112,17 @@ describe('ArenaTier', () => {
     tier.checkIntegrity();
   });
 
+  it('under s3-fifo a block that was evicted unused and comes back outlives newcomers', () => {
+    const tier = new ArenaTier({ arena, arenaBytes, chunkBytes, nowUs: () => 0, policy: 's3-fifo' });
+    const payloadBytes = 60 << 10; // one per chunk: the arena holds 15
+    for (let number = 0; number < 16; number++) put(tier, number, payloadBytes);
+    expect(tier.get(namespace, hash(0))).toBeUndefined();
+    put(tier, 0, payloadBytes);
+    for (let number = 100; number < 130; number++) put(tier, number, payloadBytes);
+    expect([0, 1, 99, 100, 129].filter((number) => tier.get(namespace, hash(number)) !== undefined)).toEqual([0, 129]);
+    tier.checkIntegrity();
+  });
+
   it('a pinned block stays; when nothing may go there is no slot', () => {
     const tier = makeTier();
     const payloadBytes = 60 << 10;

@@ -25,7 +25,7 @@ import type {
   TierStats,
   WriteStatus,
 } from '../kit/tier.ts';
-import type { ArenaBlock, BlockFields } from './arena-block.ts';
+import { type ArenaBlock, type BlockFields, nameOf } from './arena-block.ts';
 import { type Ranked, SizeClass, type SizeClassOptions } from './size-class.ts';
 import { SizeClasses } from './size-classes.ts';
 import { SlotAllocator } from './slot-allocator.ts';
@@ -333,9 +333,10 @@ export class ArenaTier implements Tier {
   }
 
   #newClass(slotBytes: number): SizeClass<Entry> {
-    return new SizeClass({
+    return new SizeClass<Entry>({
       ...this.#order,
       isIdle: (entry) => this.#isIdle(entry),
+      nameOf,
       parentOf: ({ namespace, parent }) => {
         const above = parent === null ? undefined : this.#find(namespace, parent);
         return above?.slotBytes === slotBytes ? above : undefined;

@@ -26,6 +26,7 @@ class World {
       policy,
       mayPass,
       isIdle: ({ isKept }) => ++this.looks > 0 && !isKept,
+      nameOf: ({ name }) => name,
       parentOf: ({ parent }) => {
         this.parentsAsked++;
         const above = parent === undefined ? undefined : this.blocks[parent]!;

@@ -13,6 +13,9 @@ import { invariant } from '@kvtier/errors';
 import { createPolicy, type EntryIndex, type EvictionPolicy, type PolicyName } from '@kvtier/eviction';
 import { manyPassed, mostPassed, victimPassingOver } from '../kit/passing-over.ts';
 
+/** Policies that know again what they evicted: for others no name is made of each block that comes. */
+const withNames: ReadonlySet<PolicyName> = new Set(['s3-fifo']);
+
 export interface Ranked {
   /** Its number in the policy. */
   readonly index: EntryIndex;
@@ -26,6 +29,8 @@ export interface SizeClassOptions<E> {
   readonly isIdle: (entry: E) => boolean;
   /** The parent of a block, if this class has it. */
   readonly parentOf: (entry: E) => E | undefined;
+  /** What it is (`InsertHint.name`). */
+  readonly nameOf: (entry: E) => number;
   /** So many in use keep their place; default: 64. */
   readonly mayPass?: number | undefined;
 }
@@ -52,7 +57,9 @@ export class SizeClass<E extends Ranked> {
   add(entry: E): void {
     this.#freeIndexes.pop();
     this.#entries[entry.index] = entry;
-    this.#policy.insert(entry.index, entry.usedUs, { parent: this.#options.parentOf(entry)?.index });
+    const { policy, parentOf, nameOf } = this.#options;
+    const name = withNames.has(policy) ? nameOf(entry) : undefined;
+    this.#policy.insert(entry.index, entry.usedUs, { parent: parentOf(entry)?.index, name });
   }
 
   remove(entry: E): void {

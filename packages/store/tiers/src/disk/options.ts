@@ -94,6 +94,8 @@ const minSegmentBytes = 16 * pageBytes;
 /** Kept out of the segments' share: the checkpoint, the lock, the folder itself and the file system's extent blocks. */
 const metadataShare = 64;
 const minMetadataBytes = 64 << 10;
+/** What is written in a configuration: another start fails alike. */
+const final = { isFinal: true } as const;
 
 /** How a capacity is divided. KvError CONFIG when it is too small. */
 export function planCapacity(capacityBytes: number, segmentBytes: number | undefined) {
@@ -105,23 +107,29 @@ export function planCapacity(capacityBytes: number, segmentBytes: number | undef
     throw new KvError(
       'CONFIG',
       `disk: ${capacityBytes} bytes hold no two segments of ${bytes} (at least ${minSegmentBytes}) and ${metadataBytes} of metadata; raise the disk tier's bytes or lower segmentBytes`,
+      final,
     );
   }
   return { segmentBytes: bytes, limitBytes, metadataBytes };
 }
 
 /** The devices that a tier's options name. KvError CONFIG when they name none, or one twice. */
-export function placesOf({ dir, dirs, capacityBytes }: DiskTierOptions): DiskPlace[] {
+export function placesOf({
+  dir,
+  dirs,
+  capacityBytes,
+}: Pick<DiskTierOptions, 'dir' | 'dirs' | 'capacityBytes'>): DiskPlace[] {
   const given = dirs ?? (dir === undefined ? [] : [dir]);
   const own = given.reduce((sum, each) => sum + (typeof each === 'string' ? 0 : each.capacityBytes), 0);
   const sharers = given.filter((each) => typeof each === 'string').length;
   const share = Math.floor((capacityBytes - own) / Math.max(1, sharers));
   const places = given.map((each) => (typeof each === 'string' ? { dir: each, capacityBytes: share } : each));
   if (places.length === 0 || new Set(places.map((place) => place.dir)).size < places.length) {
-    throw new KvError('CONFIG', 'disk: no folder, or the same one twice; name one or more different folders');
+    throw new KvError('CONFIG', 'disk: no folder, or the same one twice; name one or more different folders', final);
   }
   if (own > capacityBytes) {
-    throw new KvError('CONFIG', `disk: the folders' budgets are ${own} bytes, more than the tier's ${capacityBytes}`);
+    const found = `the folders' budgets are ${own} bytes, more than the tier's ${capacityBytes}`;
+    throw new KvError('CONFIG', `disk: ${found}; lower them or raise the tier's bytes`, final);
   }
   return places;
 }

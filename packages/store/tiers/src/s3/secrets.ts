@@ -44,6 +44,7 @@ export class S3Secrets {
     const common = { reloadMs, onProblem: settings.onProblem ?? (() => {}) };
     if (secretAccessKeyFile !== undefined)
       this.#secret = new RenewedFiles({
+        // All may read what Docker mounts as a secret (0444): in the container there is nobody else.
         files: [{ key: 's3.secretAccessKeyFile', path: secretAccessKeyFile, isSecret: false }],
         make: ([bytes]) => secretIn(bytes!),
         file: 'a readable file',
@@ -53,6 +54,7 @@ export class S3Secrets {
     const { credentialsFile, profile = 'default' } = settings;
     if (credentialsFile !== undefined)
       this.#shared = new RenewedFiles({
+        // As the secret key's.
         files: [{ key: 's3.credentialsFile', path: credentialsFile, isSecret: false }],
         make: ([bytes]) => credentialsIn(bytes!, profile),
         file: 'a readable file',

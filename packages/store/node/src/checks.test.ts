@@ -1,0 +1,44 @@
+/** What is looked at of a node's disk before a start. The rest, by its program: test/e2e/check.test.ts. */
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { cacheNodeSchema, parseConfig } from '@kvtier/config';
+import { afterAll, expect, it } from 'vitest';
+import { cacheNodeChecks } from './checks.ts';
+
+const dir = mkdtempSync(join(tmpdir(), 'kvtier-node-checks-'));
+afterAll(() => rmSync(dir, { recursive: true }));
+
+async function problems(disk: object): Promise<unknown[]> {
+  const least = { socketPath: join(dir, 'node.sock'), dataDir: join(dir, 'data'), arena: { bytes: 2 ** 20 } };
+  const found: unknown[] = [];
+  for (const look of cacheNodeChecks(parseConfig(cacheNodeSchema, { ...least, disk }, 'test'))) {
+    try {
+      await look();
+    } catch (error) {
+      found.push(error);
+    }
+  }
+  expect(readdirSync(dir)).toEqual([]);
+  return found;
+}
+
+const MiB = 2 ** 20;
+it.each<[string, object]>([
+  ['all of it', { bytes: 8 * MiB, segmentBytes: 8 * MiB }],
+  ['the own bytes of a folder', { bytes: 64 * MiB, dirs: [{ dir, bytes: 8 * MiB }], segmentBytes: 8 * MiB }],
+  [
+    'what others leave a folder',
+    { bytes: 72 * MiB, dirs: [{ dir: join(dir, 'a'), bytes: 64 * MiB }, dir], segmentBytes: 8 * MiB },
+  ],
+])('a disk without room for two segments is refused for good: %s', async (_, disk) => {
+  const line =
+    /^disk: 8388608 bytes hold no two segments of 8388608 \(.*raise the disk tier's bytes or lower segmentBytes$/;
+  expect(await problems(disk)).toEqual([
+    expect.objectContaining({ code: 'CONFIG', isFinal: true, message: expect.stringMatching(line) }),
+  ]);
+});
+
+it('and one with it is not', async () => {
+  expect(await problems({ bytes: 64 * MiB, dirs: [dir, { dir: join(dir, 'a'), bytes: 32 * MiB }] })).toEqual([]);
+});
