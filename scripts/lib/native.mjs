@@ -162,7 +162,8 @@ const atLowestPriority = ['nice', '-n', '19', 'ninja', '-j', jobs];
  */
 export async function buildAhead(parts) {
   const modules = modulesOf(parts).filter((module) => module.ahead && !isCurrent(module, fingerprint(module)));
-  for (const module of modules) await build(module, () => {}, [...atLowestPriority, ...module.ahead]).catch(() => {});
+  for (const module of modules)
+    await build({ ...module, targets: module.ahead }, () => {}, atLowestPriority).catch(() => {});
 }
 
 /**

@@ -4,6 +4,5 @@ import { runs } from './python.ts';
 
 it('edges of what may be claimed and stored: one rank, one step or one block unlike the others', () =>
   runs('test_vllm_edges'));
-it('no callback raises into the engine, whatever of ours does', () => runs('test_vllm_guards'));
 it('whoever waits in a long queue loses no hit by that', () => runs('test_vllm_queues'));
 it('KV in the memory of a GPU, on the emulator, is stored and loaded alike', () => runs('test_vllm_gpu'));

@@ -7,6 +7,7 @@ import { hosts, hostsMissing } from '../../infra/hosts/hosts.ts';
 import { runs } from './python.ts';
 
 it('its parts by themselves', () => runs('test_vllm_parts test_vllm_arenas test_vllm_filled test_vllm_names'));
+it('no callback raises into the engine, whatever of ours does', () => runs('test_vllm_guards'));
 it('every shape of an engine loads what another one stored, and has the tokens of an engine alone', () =>
   runs('test_vllm_connector.Shapes'));
 it('requests that are special are neither loaded nor stored, and nothing of them is left', () =>

@@ -109,7 +109,7 @@ export const cacheNodeSchema = z
     const refuse: Refuse = (path, message) => context.addIssue({ code: 'custom', path, message });
     checkFolders(node.disk, refuse);
     const { membership, kvEvents, peers } = node;
-    const peer = membership?.peer ?? peers?.listen;
+    const peer = membership?.peer === undefined ? peers?.listen : membership.peer; // null: it only fetches
     const place = peer == null ? null : `${peer.host === '::' ? '[::]' : peer.host}:${peer.port}`;
     if (membership !== null) checkAnnounced({ membership, kvEvents }, 'peer', place, context);
     for (const tier of lowerTierNames) {

@@ -125,6 +125,12 @@ const nodes: Row[] = [
     nowhere('0.0.0.0:7400'),
   ],
   [
+    { peers, membership: member },
+    { peers, membership: { ...member, peer: null } }, // it only fetches
+    'membership.peer',
+    nowhere('0.0.0.0:7400'),
+  ],
+  [
     { membership: { ...member, peer: { host: '::', port: 1 } } },
     { membership: { ...member, peer: { host: '::1', port: 1 } } },
     'membership.peer',

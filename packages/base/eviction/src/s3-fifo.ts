@@ -21,6 +21,7 @@ const main = 1;
 const usesMax = 3;
 /** Uses after its insertion that bring an entry from `small` to `main`. */
 const promotionUses = 2;
+const leastGhosts = 64;
 /** Moves of one walk over a queue: a millisecond or two. */
 const mostMoves = 4096;
 
@@ -33,7 +34,9 @@ export class S3FifoPolicy extends ChainQueues {
   /** Names, oldest first; as many as there are entries. */
   readonly #ghosts = new Set<number>();
   /** Stands before the oldest: whoever looked for it from the beginning would pass over all that are gone, each time. */
-  readonly #oldestGhosts = this.#ghosts.values();
+  #oldestGhosts = this.#ghosts.values();
+  /** Until it is made anew: V8 keeps every table that the set has had since, as long as an iterator stands in an old one. */
+  #ghostsLeft = leastGhosts;
   /** What `victim` chose last: its removal is an eviction. */
   #chosen: EntryIndex = none;
   /** Entries that came from `small` to `main`. */
@@ -65,9 +68,16 @@ export class S3FifoPolicy extends ChainQueues {
     const home = this.homeOf(entry);
     super.remove(entry);
     const name = this.#names[entry]!;
-    if (entry === this.#chosen && home === small && name !== noName) this.#ghosts.add(name);
+    if (entry === this.#chosen && home === small && name !== noName) this.#remember(name);
     if (entry === this.#chosen) this.#chosen = none;
     while (this.#ghosts.size > Math.max(1, this.lists.count)) this.#ghosts.delete(this.#oldestGhosts.next().value!);
+  }
+
+  #remember(name: number): void {
+    this.#ghosts.add(name);
+    if (--this.#ghostsLeft > 0) return;
+    this.#ghostsLeft = Math.max(leastGhosts, this.#ghosts.size);
+    this.#oldestGhosts = this.#ghosts.values();
   }
 
   protected override next(mayGo: (entry: EntryIndex) => boolean): EntryIndex | undefined {

@@ -103,13 +103,12 @@ it.each<[string, number, string, (text: string) => object]>([
   ['chats', 20, '/llama/v1/chat/completions', chat],
   ['chats with tools', 30, '/v1/chat/completions', (text) => ({ ...chat(text), tools })],
 ])('a prompt goes to the pod that one that begins alike went to: %s', async (_, seed, path, bodyOf) => {
-  const prompts = [words(seed, 500), words(seed + 1, 500)];
+  const prompts = [words(seed, 2_000), words(seed + 1, 2_000)];
 
   const before = await counts();
-  // The first is not answered yet when the second comes: load sends that one elsewhere.
-  const first = await asked(path, bodyOf(prompts[0]!));
-  expect(await given()).toBe(1);
-  const second = await asked(path, bodyOf(prompts[1]!));
+  // They come at once, so that the first counts as not computed yet when the second is chosen for: load sends that one elsewhere.
+  const [first, second] = await Promise.all([asked(path, bodyOf(prompts[0]!)), asked(path, bodyOf(prompts[1]!))]);
+  expect(await given()).toBe(2);
   expect(new Set([first.endpoint, second.endpoint])).toEqual(
     new Set(pods.map(({ address }) => address.slice('http://'.length))),
   );

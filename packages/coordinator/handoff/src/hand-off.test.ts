@@ -10,12 +10,12 @@ import { HandOff, type HandOffEngines, type Took } from './hand-off.ts';
 
 /** What a side says; or its call is waited for to be cancelled; or it dies. */
 type Step = readonly ['d' | 'p', Partial<GenerateEvent> | 'cancelled' | 'dies'];
-/** What is told to the decode side, and given; `taken`: when the first that is given has been taken; seconds that are told as pauses. */
+/** What is told to the decode side, and given; `taken`: when the first that is given has been taken; of pauses that are told, whether the prefill side gave the token. */
 type Draws = {
   readonly tells: (string | number)[][];
   readonly given: number[][];
   readonly taken?: Promise<void>;
-  readonly pauses?: number[];
+  readonly pauses?: boolean[];
 };
 
 /** Ten blocks of 16 tokens that worker 1 computes for worker 0, of which worker 0 holds `local`. Returns what was told at the end. */
@@ -65,7 +65,10 @@ async function handedOff(
       another: () => undefined,
       firstToken: (...blocks) => told.push(blocks),
       took: (took) => parts.push(took),
-      paused: (seconds) => draws.pauses?.push(seconds),
+      paused: (seconds, isGiven) => {
+        expect(seconds >= 0 && seconds < 60).toBe(true);
+        draws.pauses?.push(isGiven);
+      },
       travelled: () => {},
     },
   }).run(new AbortController().signal, ({ tokenIds }) => {
@@ -255,18 +258,27 @@ it('the decode side dies while the first token is being taken: what it said behi
   expect(draws.given).toEqual([[1]]);
 });
 
-it.each<[string, number, Step[]]>([
+const told64 = { ...first(64), finishReason: '' };
+it.each<[string, boolean[], Step[]]>([
   [
     'the prefill side gave the first token: until the next',
-    1,
+    [true],
     [
       ['p', { ...state(0, 10), tokenIds: [1] }],
       ['d', begun],
     ],
   ],
   [
+    'and whatever fell short behind it',
+    [true],
+    [
+      ['p', { ...state(0, 4), tokenIds: [1] }],
+      ['d', told64],
+    ],
+  ],
+  [
     'the decode side gives it: from the last block on',
-    1,
+    [false],
     [
       ['p', state(0, 10)],
       ['d', begun],
@@ -274,7 +286,7 @@ it.each<[string, number, Step[]]>([
   ],
   [
     'the decode side had it before all was told',
-    0,
+    [],
     [
       ['p', state(0, 4)],
       ['d', begun],
@@ -282,15 +294,14 @@ it.each<[string, number, Step[]]>([
   ],
   [
     'what fell short',
-    0,
+    [],
     [
       ['p', { ...state(0, 4), finishReason: 'prefilled' }],
-      ['d', { ...first(64), finishReason: '' }],
+      ['d', told64],
     ],
   ],
-])('a pause behind the first token is told once, where it came as it should: %s', async (_, times, steps) => {
+])('a pause behind the first token is told once: %s', async (_, told, steps) => {
   const draws: Draws = { tells: [], given: [], pauses: [] };
   await handedOff([['d', state(0, 0)], ...steps, ['d', has([2])], ['d', has([3], 'length')]], [], [], draws);
-  expect(draws.pauses).toHaveLength(times);
-  for (const seconds of draws.pauses!) expect(seconds >= 0 && seconds < 60).toBe(true);
+  expect(draws.pauses).toEqual(told);
 });

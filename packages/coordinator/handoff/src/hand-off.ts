@@ -93,10 +93,10 @@ export interface HandOffListener {
   /** Of one that came as it should: before the first token is passed on, or with the prefill side's last word, where that comes later. */
   took(took: Took): void;
   /**
-   * Seconds from the prefill side's last block, or the token that it gave, until the decode side's next token: the pause that a client sees,
-   * or would have seen. Once, of one that came as it should.
+   * Seconds from the token that the prefill side gave (`isGiven`) until the decode side's next one: a pause that a client saw, whatever fell short
+   * meanwhile. Else from its last block until the decode side's first token, of what came as it should. Once.
    */
-  paused(seconds: number): void;
+  paused(seconds: number, isGiven: boolean): void;
   /** Blocks travelled so fast. */
   travelled(transfer: Transfer): void;
 }
@@ -218,13 +218,13 @@ export class HandOff {
   }
 
   #tellPause({ tokenIds }: GenerateEvent): void {
-    if (this.#hasPaused || this.#fellShort || tokenIds.length === 0) return;
-    const early = this.#early!;
-    if (early.isGiven && early.pauseS === undefined) return;
+    if (this.#hasPaused || tokenIds.length === 0) return;
+    const { isGiven, pauseS } = this.#early!;
+    if (isGiven && pauseS === undefined) return;
     this.#hasPaused = true;
-    const readyMs = this.#allReadyMs;
-    if (early.pauseS !== undefined) this.#options.listener.paused(early.pauseS);
-    else if (readyMs !== undefined) this.#options.listener.paused((performance.now() - readyMs) / 1_000);
+    const readyMs = this.#fellShort ? undefined : this.#allReadyMs;
+    if (pauseS !== undefined) this.#options.listener.paused(pauseS, true);
+    else if (readyMs !== undefined) this.#options.listener.paused((performance.now() - readyMs) / 1_000, false);
   }
 
   /** Once both sides have said theirs. */

@@ -209,10 +209,10 @@ export class HandOffs {
           awaited();
         },
         took: (took) => told({ line, prefill, degraded, took }),
-        paused: (seconds) => {
+        paused: (seconds, isGiven) => {
           // Behind a first token that the decode side draws, a step lies between it and the next.
-          const seenS = seconds + (split.draws ? 0 : stepS(question.decode));
-          if (split.draws) this.metrics.paused(split.pauseS, seconds);
+          const seenS = seconds + (isGiven ? 0 : stepS(question.decode));
+          if (isGiven) this.metrics.paused(split.pauseS, seconds);
           this.#pauses.came(whoseOf(asked, choice.worker), split.pauseS, seenS, performance.now());
         },
         travelled: (transfer) => {

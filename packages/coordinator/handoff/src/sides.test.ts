@@ -51,7 +51,7 @@ it('trust their pace as they say, and as engines do at first where they do not',
     () => 0,
     () => 0,
   );
-  expect(sides.map(({ pacingTrust }) => pacingTrust)).toEqual([0.6, 0.9, 0.9]);
+  expect(sides.map(({ pacingTrust }) => pacingTrust)).toEqual([0.6, 0.7, 0.7]);
 });
 
 it('share blocks only where all that names them is the same', () => {

@@ -7,8 +7,8 @@ import type { Side } from './question.ts';
 const nothing: Held = { blocks: 0, byMedium: new Int32Array(maxMedia) };
 /** Of a worker that does not say it. */
 const usualStepTokens = 512;
-/** As engines begin: see pacing.ts of engine/scheduler. */
-const usualPacingTrust = 0.9;
+/** About as engines begin beside a few streams: see pacing.ts of engine/scheduler. */
+const usualPacingTrust = 0.7;
 const noShare: Share = { requestId: '', tokensAhead: 0, blocks: 0, loadS: 0 };
 
 /** Workers of the decode side's model with it, itself the first. */

@@ -23,7 +23,8 @@ const leastShare = 1 / 4;
 const full = 3 / 4;
 
 export class Pace {
-  #trust = mostTrust;
+  /** Before anything was paced: about what a few streams leave. */
+  #trust = 0.7;
   readonly #times = new Times();
   /** Of the step that was put together last; infinite: nobody asked for anything. */
   #tokens = Number.POSITIVE_INFINITY;

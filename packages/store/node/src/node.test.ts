@@ -11,7 +11,7 @@ import { silent } from '@kvtier/placement/testing';
 import { systemClock } from '@kvtier/runtime';
 import { packed, RawClient } from '@kvtier/session/testing';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
-import { openCacheNode } from './node.ts';
+import { brokenReadMs, openCacheNode } from './node.ts';
 
 const payloadBytes = 10_000;
 const arenaDir = '/dev/shm';
@@ -258,4 +258,15 @@ it('says so where its arena lies on a disk, and serves', async () => {
   expect(lines).toEqual([]);
   await (await open({ log, arena: { bytes: 4 << 20, dir: folder } })).close();
   expect(lines).toEqual(isOnDisk ? [expect.stringMatching(/^arena\.dir is on a disk/)] : []);
+});
+
+it('slots of a read that a tier broke off are used again when no read of any tier can take longer', () => {
+  const of = (redisMs: number, s3Ms: number, peersMs: number): number =>
+    brokenReadMs({
+      redis: { timeLimitMs: redisMs },
+      s3: { timeLimitMs: s3Ms },
+      peers: { readLimitMs: peersMs },
+    } as Parameters<typeof brokenReadMs>[0]);
+  expect([brokenReadMs({}), of(2_000, 15_000, 5_000)]).toEqual([60_000, 60_000]);
+  expect([of(60_000, 100, 1), of(50, 600_000, 1), of(50, 100, 600_000)]).toEqual([125_000, 1_205_000, 1_205_000]);
 });

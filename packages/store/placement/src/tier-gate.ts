@@ -38,8 +38,8 @@ export class TierGate {
   readonly #shareBytes: number;
   readonly #rate = new RateMeter(firstGuess);
   readonly #breaker: Breaker;
-  /** The last read was a failure. */
-  #readsFail = false;
+  /** A read opened it, or kept it open. */
+  #readOpened = false;
   readonly #runningUs: () => number;
   /** Start times of the reads in flight, oldest first, and by the clock that runs while we do. */
   readonly #reads = new Map<number, number>();
@@ -127,9 +127,12 @@ export class TierGate {
     const failed = readyBytes === 0 && failedCount > 0;
     // It answers, but no plan can count on it: as good as a failure. Whoever is late to take its answer in is not the tier.
     const isSlow = tookUs > this.#limits.slowReadMs * 1000;
-    this.#readsFail = failed || isSlow;
-    if (this.#readsFail) this.#failed(nowUs, failed ? 'failed' : 'slow');
-    else this.#breaker.succeeded();
+    if (failed || isSlow) {
+      if (this.#failed(nowUs, failed ? 'failed' : 'slow')) this.#readOpened = true;
+      return;
+    }
+    this.#breaker.succeeded();
+    this.#readOpened = false;
   }
 
   /** A write threw: that is the tier's failure, a refusal is not. */
@@ -137,9 +140,9 @@ export class TierGate {
     this.#failed(this.#clock.nowUs(), 'failed');
   }
 
-  /** A write came to something: good enough for a probe, but where reads fail, as a tier may throttle these alone. */
+  /** A write came to something: good enough for a probe, but where a read opened it, as a tier may throttle these alone. */
   writeAnswered(): void {
-    if (!this.#readsFail && this.state === 'half_open') this.#breaker.succeeded();
+    if (!this.#readOpened && this.state === 'half_open') this.#breaker.succeeded();
   }
 
   estimateUs(bytes: number): number {
@@ -150,8 +153,11 @@ export class TierGate {
     return this.#rate.bytesPerUs;
   }
 
-  #failed(nowUs: number, reason: string): void {
-    if (this.#breaker.failed(nowUs, reason)) this.onOpened(reason);
+  /** Returns true when this opened it. */
+  #failed(nowUs: number, reason: string): boolean {
+    if (!this.#breaker.failed(nowUs, reason)) return false;
+    this.onOpened(reason);
+    return true;
   }
 
   get #isStuck(): boolean {

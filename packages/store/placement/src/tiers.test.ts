@@ -240,7 +240,7 @@ describe('circuit breaker', () => {
     ]);
   });
 
-  it('that writes opened a write closes, unless reads fail, too', async () => {
+  it('that writes opened a write closes, also where a read failed before', async () => {
     const bench = new Bench(20, limits);
     const engine = bench.engine();
     const state = () => bench.store.stats().tiers[1]!.breaker;
@@ -263,11 +263,9 @@ describe('circuit breaker', () => {
     await bench.answerAll('read', 'failed');
     await failsToWrite('d');
     bench.clock.advance(100);
+    expect(state()).toBe('half_open');
     engine.put(chain('e', 1));
     await bench.answerAll('write', 'stored');
-    expect(state()).toBe('half_open');
-    engine.load(chain('x', 1));
-    await bench.answerAll('read', 'ready');
     expect(state()).toBe('closed');
   });
 

@@ -2,7 +2,7 @@
 import { once } from 'node:events';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
-import type { AddressInfo } from 'node:net';
+import type { AddressInfo, Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
@@ -11,7 +11,10 @@ import { ApiServerLink } from './api-server-link.ts';
 const never = new AbortController().signal;
 const shown: (string | undefined)[] = [];
 let taken = 'Bearer one';
-const server = createServer(({ headers }, response) => {
+/** Told of each connection that it does not answer. */
+let onSilent: ((socket: Socket) => void) | undefined;
+const server = createServer(({ headers, socket }, response) => {
+  if (onSilent !== undefined) return onSilent(socket);
   shown.push(headers.authorization);
   response.writeHead(headers.authorization === taken ? 200 : 401).end('{"kind":"List"}');
 });
@@ -44,6 +47,7 @@ beforeEach(async () => {
   link = await ApiServerLink.open({ kubeconfig: join(folder, 'config'), timeLimitMs: 20_000 });
 });
 afterEach(() => {
+  onSilent = undefined;
   vi.useRealTimers();
   rmSync(folder, { recursive: true });
   server.closeAllConnections();
@@ -79,4 +83,14 @@ it('the user of another cluster is shown to nobody', async () => {
   write('two', { port: 1 } as AddressInfo);
   await expect(get()).rejects.toMatchObject({ status: 401 });
   expect(shown).toEqual(['Bearer one']);
+});
+
+it('a watch that is not answered in time leaves no connection', async () => {
+  const impatient = await ApiServerLink.open({ kubeconfig: join(folder, 'config'), timeLimitMs: 100 });
+  const closed = new Promise<unknown>((resolve) => {
+    onSilent = (socket) => void once(socket, 'close').then(resolve);
+  });
+  const options = { limitMs: 60_000, signal: never, onOpen: () => {} };
+  await expect(impatient.watch('/api/v1/pods', {}, options, () => {})).rejects.toThrow(/no answer within 100 ms/);
+  await closed;
 });

@@ -133,21 +133,18 @@ export class ApiServerLink {
     { limitMs, signal, onOpen }: { limitMs: number; signal: AbortSignal; onOpen: () => void },
     onLine: (value: unknown) => void,
   ): Promise<void> {
-    const ended = new AbortController();
-    try {
-      await within('kubernetes', limitMs, async (limit) => {
-        const first = firstOf([signal, limit, ended.signal]);
-        try {
-          const response = await within('kubernetes', this.#timeLimitMs, () => this.#ask(path, query, first.signal));
-          onOpen();
-          await readLines(response, onLine);
-        } finally {
-          first.end();
-        }
-      });
-    } finally {
-      ended.abort();
-    }
+    await within('kubernetes', limitMs, async (limit) => {
+      const ended = new AbortController();
+      const first = firstOf([signal, limit, ended.signal]);
+      try {
+        const response = await within('kubernetes', this.#timeLimitMs, () => this.#ask(path, query, first.signal));
+        onOpen();
+        await readLines(response, onLine);
+      } finally {
+        ended.abort(); // a call that goes on ends while it still hears of it
+        first.end();
+      }
+    });
   }
 
   /** As `#askOnce`; with what the kubeconfig says now, where what it said before is refused. */
