@@ -19,7 +19,10 @@ it('keeps its memory where half as much again as it holds is used in turns', () 
   let evictions = 0;
   const use = (name: number): void => {
     const held = entryOf.get(name);
-    if (held !== undefined) return policy.touch(held, 0);
+    if (held !== undefined) {
+      policy.touch(held, 0);
+      return;
+    }
     let entry = entryOf.size;
     if (entry === entries) {
       entry = policy.victim(() => true)!;

@@ -5,8 +5,9 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import type { IncomingMessage, Server, ServerResponse } from 'node:http';
 import { createServer } from 'node:https';
-import type { AddressInfo, Socket } from 'node:net';
+import type { Socket } from 'node:net';
 import { join } from 'node:path';
+import { freePort } from '../../../../../infra/ports.ts';
 import { type Certificate, makeCertificate } from '../../../../../infra/redis/servers.ts';
 
 export interface KubeObject {
@@ -58,6 +59,7 @@ export class KubeServer {
 
   async start(): Promise<void> {
     const options = { key: readFileSync(this.#tls.keyFile), cert: readFileSync(this.#tls.certFile) };
+    this.#port ||= await freePort(); // one that the kernel gives would be another's while it is stopped
     const server = createServer(options, (request, response) => this.#answer(request, response));
     server.on('connection', (socket: Socket) => {
       this.#sockets.add(socket);
@@ -67,7 +69,6 @@ export class KubeServer {
       server.once('error', reject);
       server.listen(this.#port, '127.0.0.1', resolve);
     });
-    this.#port = (server.address() as AddressInfo).port;
     this.#server = server;
   }
 

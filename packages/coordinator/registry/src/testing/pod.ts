@@ -1,7 +1,7 @@
 /** An HTTP server with as much of vLLM's or SGLang's API as a coordinator sees: tests say what it has to do, and what it answers. */
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import { createServer as createTlsServer, type ServerOptions } from 'node:https';
-import type { AddressInfo } from 'node:net';
+import { freePort } from '../../../../../infra/ports.ts';
 
 export interface PodFigures {
   waiting: number;
@@ -63,11 +63,11 @@ export class Pod {
     const serve = (request: IncomingMessage, response: ServerResponse): void => void this.#serve(request, response);
     const server = this.#tls ? createTlsServer(this.#tls, serve) : createServer(serve);
     this.#server = server;
+    this.#port ||= await freePort(); // one that the kernel gives would be another's while it is stopped
     await new Promise<void>((resolve, reject) => {
       server.once('error', reject);
       server.listen(this.#port, '127.0.0.1', resolve);
     });
-    this.#port = (server.address() as AddressInfo).port;
   }
 
   async stop(): Promise<void> {
