@@ -15,7 +15,7 @@ await script(async (args) => {
   const failed = args.length === 0 ? await runChecks() : 0;
   const tests = await runVitest(['quick', 'slow'], args);
   if (args.length === 0)
-    process.stdout.write('not run here: the long tests, half an hour of two cores: npm run test:long\n');
+    process.stdout.write('not run here: the long tests, a quarter of an hour of two cores: npm run test:long\n');
   closingLine({ ...tests, failed: tests.failed + failed });
   return tests.code || (failed > 0 ? 1 : 0);
 });
