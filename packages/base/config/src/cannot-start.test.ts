@@ -104,7 +104,7 @@ const nodes: Row[] = [
     { kvEvents: { endpoint: 'tcp://127.0.0.1' } },
     { kvEvents: { endpoint: 'tcp://localhost:1' } },
     'kvEvents.endpoint',
-    'no endpoint; write ipc:///PATH or tcp://127.0.0.1:PORT',
+    'not an endpoint; write ipc:///PATH or tcp://127.0.0.1:PORT',
   ],
   [
     { kvEvents: { endpoint: `${ipc}e` } },

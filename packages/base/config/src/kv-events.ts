@@ -6,13 +6,12 @@
  */
 import * as z from 'zod';
 import { curveKeyIn, curveKeysIn } from './curve-keys.ts';
-import { isLoopback, milliseconds } from './listener.ts';
+import { unbindable } from './event-endpoint.ts';
+import { milliseconds } from './listener.ts';
 import { RenewedFiles } from './renewed-files.ts';
 import type { OnProblem } from './renewed-pems.ts';
 
 const maxClients = 1_024;
-/** sockaddr_un. */
-const maxIpcPathBytes = 107;
 
 const publishing = z.strictObject({
   /** "ipc:///PATH" or "tcp://127.0.0.1:PORT"; beyond loopback only with curve. */
@@ -61,18 +60,6 @@ function checkEndpoints({ endpoint, replayEndpoint, curve }: Endpoints, context:
     const message = place === null ? undefined : unbindable(place, curve !== null);
     if (message !== undefined) context.addIssue({ code: 'custom', path: [key], message });
   }
-}
-
-function unbindable(endpoint: string, hasCurve: boolean): string | undefined {
-  const path = /^ipc:\/\/(.+)$/.exec(endpoint)?.[1];
-  if (path !== undefined) {
-    const isLong = Buffer.byteLength(path) > maxIpcPathBytes;
-    return isLong ? `its path is longer than ${maxIpcPathBytes} bytes; choose a shorter one` : undefined;
-  }
-  const [, host, port] = /^tcp:\/\/(\[[^\]]+\]|[^:]+):(\d+|\*)$/.exec(endpoint) ?? [];
-  if (host === undefined || Number(port) > 65_535) return 'no endpoint; write ipc:///PATH or tcp://127.0.0.1:PORT';
-  if (hasCurve || isLoopback(host.replace(/^\[(.*)\]$/, '$1'))) return undefined;
-  return 'open to the network; bind to 127.0.0.1 or configure "curve"';
 }
 
 /** Publishing of KV events; the names are those of vLLM's KVEventsConfig. */

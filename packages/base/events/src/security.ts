@@ -4,6 +4,7 @@
  * The client keys are checked by ZeroMQ's authentication protocol (ZAP, rfc.zeromq.org/spec/27) inside our own context.
  */
 import { isCurveKey, z85Decode } from '@kvtier/config/curve';
+import { isLoopbackHost, unbindable } from '@kvtier/config/endpoint';
 import { KvError } from '@kvtier/errors';
 import { type Context, Reply, type Socket } from 'zeromq';
 
@@ -24,35 +25,18 @@ export interface CurveClient {
   readonly secretKey: string;
 }
 
-/** sockaddr_un. */
-const maxIpcPathBytes = 107;
-
 /** `endpoint` as ZeroMQ binds it. Throws KvError CONFIG when it cannot be, or may not be without CURVE. */
 export function bindableEndpoint(endpoint: string, option: string, curve: CurveServer | null): string {
-  const path = /^ipc:\/\/(.+)$/.exec(endpoint)?.[1];
-  if (path !== undefined) {
-    if (Buffer.byteLength(path) <= maxIpcPathBytes) return endpoint;
-    throw new KvError('CONFIG', `${option} ${endpoint}: longer than ${maxIpcPathBytes} bytes; choose a shorter path`);
-  }
-  const [, host, port] = /^tcp:\/\/(\[[^\]]+\]|[^:]+):(\d+|\*)$/.exec(endpoint) ?? [];
-  if (host === undefined || port === undefined || Number(port) > 65_535)
-    throw new KvError('CONFIG', `${option} ${endpoint}: not an endpoint; write ipc:///PATH or tcp://127.0.0.1:PORT`);
-  if (!isLoopback(host) && curve === null)
-    throw new KvError(
-      'CONFIG',
-      `${option} ${endpoint}: open to the network; bind to 127.0.0.1 or configure curve keys`,
-    );
-  return host === 'localhost' ? `tcp://127.0.0.1:${port}` : endpoint;
+  const why = unbindable(endpoint, curve !== null);
+  if (why !== undefined) throw new KvError('CONFIG', `${option} ${endpoint}: ${why}`);
+  return endpoint.replace(/^tcp:\/\/localhost:/, 'tcp://127.0.0.1:');
 }
 
 /** A Unix socket, or loopback: who connects to it speaks to this host. */
 export function isLocalEndpoint(endpoint: string): boolean {
   const host = /^tcp:\/\/(\[[^\]]+\]|[^:]+):/.exec(endpoint)?.[1];
-  return /^(ipc|inproc):\/\//.test(endpoint) || (host !== undefined && isLoopback(host));
+  return /^(ipc|inproc):\/\//.test(endpoint) || (host !== undefined && isLoopbackHost(host));
 }
-
-const isLoopback = (host: string): boolean =>
-  host === 'localhost' || host === '[::1]' || /^127\.\d{1,3}\.\d{1,3}\.\d{1,3}$/.test(host);
 
 /** vLLM's rule: every data-parallel rank has a port (or a path) of its own, `rank` after the first one. */
 export function endpointOfRank(endpoint: string, rank: number): string {

@@ -22,6 +22,12 @@ const asked = {
   ...{ session: '', arrivedMs: 0, ttftMs: undefined, itlMs: undefined, hasBegun: false, firstTokenByMs: undefined },
 };
 
+/** Nobody holds anything. */
+const nothingHeld = {
+  match: (_model: string, _keys: unknown, numbers: readonly number[]) =>
+    numbers.map(() => ({ blocks: 0, byMedium: new Int32Array(8) })),
+};
+
 it('a request whose first token the prefill side gave waits at the decode side until that has one', async () => {
   const workers = new FakeWorkers();
   const [decode] = [workers.add('d'), workers.add('p')];
@@ -119,12 +125,8 @@ it('without fallback a prompt that no prefill pool holds is the decode side’s:
       onEvent(event({ tokenIds: [1], finishReason: 'length' }));
     },
   } as unknown as HandOffEngines;
-  const holdings = {
-    match: (_model: string, _keys: unknown, numbers: readonly number[]) =>
-      numbers.map(() => ({ blocks: 0, byMedium: new Int32Array(8) })),
-  };
   const limits = { split: 'always', fallback: false } as const;
-  const handOffs = new HandOffs({ engines, holdings, logger: createLogger('test', 'silent'), limits });
+  const handOffs = new HandOffs({ engines, holdings: nothingHeld, logger: createLogger('test', 'silent'), limits });
   const choice = { worker: decode!, share: { requestId: 'r', tokensAhead: 0, blocks: 0, loadS: 0 } };
   const told: (string | undefined)[] = [];
   await handOffs.follow(
@@ -220,12 +222,8 @@ it('another prefill worker gives no first token that fills its pool', async () =
       answered();
     },
   } as unknown as HandOffEngines;
-  const holdings = {
-    match: (_model: string, _keys: unknown, numbers: readonly number[]) =>
-      numbers.map(() => ({ blocks: 0, byMedium: new Int32Array(8) })),
-  };
   const limits = { split: 'always', itlMs: 100_000, ttftMs: 100_000 } as const;
-  const handOffs = new HandOffs({ engines, holdings, logger: createLogger('test', 'silent'), limits });
+  const handOffs = new HandOffs({ engines, holdings: nothingHeld, logger: createLogger('test', 'silent'), limits });
   const choice = { worker: decode!, share: { requestId: 'r', tokensAhead: 0, blocks: 0, loadS: 0 } };
   await handOffs.follow(
     choice as unknown as Parameters<HandOffs['follow']>[0],
@@ -271,12 +269,8 @@ it('a decode side that stood still behind first tokens gives them itself, until 
       answered();
     },
   } as unknown as HandOffEngines;
-  const holdings = {
-    match: (_model: string, _keys: unknown, numbers: readonly number[]) =>
-      numbers.map(() => ({ blocks: 0, byMedium: new Int32Array(8) })),
-  };
   const limits = { split: 'always', itlMs: 200, ttftMs: 2_000 } as const;
-  const handOffs = new HandOffs({ engines, holdings, logger: createLogger('test', 'silent'), limits });
+  const handOffs = new HandOffs({ engines, holdings: nothingHeld, logger: createLogger('test', 'silent'), limits });
   const drawn = async (): Promise<boolean | undefined> => {
     await handOffs.follow(
       { worker: decode, share: { requestId: 'r', tokensAhead: 0, blocks: 0, loadS: 0 } } as unknown as Parameters<
