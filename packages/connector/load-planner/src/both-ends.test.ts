@@ -150,7 +150,7 @@ function served(planner: LoadPlanner, saidUs: number, truth: Truth, nowMs: numbe
     nowUs = Math.min(cameUs, lookUs);
     if (nowUs === cameUs) ready++;
     else looks++;
-    isGivenUp = nowUs >= headUs && !planner.isWorthWaiting(ready, count, first, nowUs / 1_000);
+    isGivenUp = nowUs >= headUs && !planner.isWorthWaiting(ready, count, first, nowUs / 1_000, nowUs / 1_000);
   }
   if (count > 0 && (ready === count || nowUs > plan.loadUs || first > 0))
     planner.observeLoad(plan, ready, nowUs, nowMs);

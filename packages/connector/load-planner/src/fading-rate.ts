@@ -14,6 +14,12 @@ export class FadingRate {
     this.#us = this.#us * this.#keep + us;
   }
 
+  /** What was seen so far counts for this share of what it did. */
+  fade(share: number): void {
+    this.#units *= share;
+    this.#us *= share;
+  }
+
   /** Microseconds per unit; undefined before the first sample. */
   get usPerUnit(): number | undefined {
     return this.#units > 0 ? this.#us / this.#units : undefined;

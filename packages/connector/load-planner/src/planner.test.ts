@@ -25,7 +25,7 @@ it('loads everything until prefill has been measured', () => {
 it('loads what is near and computes what is far', () => {
   const p = planner();
   prefill(p, 1_600, 100_000); // 1,000 µs per block
-  p.observeCopy(10, 1_000); // 100 µs per block
+  p.observeCopy(10, 1_000, 0); // 100 µs per block
   const near = { tier: 'arena', count: 10 };
   expect(p.plan({ spans: [near], estimatedUs: 0 }, 0)).toEqual({
     ...{ head: 0, blocks: 10, loadUs: 1_000, computeUs: 0 },
@@ -47,10 +47,42 @@ it('loads what is near and computes what is far', () => {
   expect(p.plan({ spans: crossed, estimatedUs: 3_000 }, 0, 20).blocks).toBe(51);
 });
 
+it('a process that stood still, or whose first copy was slow, loads all the same', () => {
+  const hit = { spans: [{ tier: 'arena', count: 64 }], estimatedUs: 0 };
+  const usual = (): LoadPlanner => {
+    const p = planner();
+    prefill(p, 4_096, 256 * 500); // 500 µs per block
+    for (let i = 0; i < 20; i++) p.observeCopy(64, 64 * 100, 0);
+    for (let i = 0; i < 20; i++) p.observeRoundTrip(300, 0);
+    return p;
+  };
+  const stood = usual();
+  stood.observeCopy(64, 2_000_000, 0);
+  expect(stood.plan(hit, 0).blocks).toBe(64);
+  stood.observeRoundTrip(450_000, 0);
+  expect(stood.plan(hit, 0).blocks).toBe(64);
+  // Twice is no accident: nothing is loaded, until it is not believed any more.
+  stood.observeCopy(64, 2_000_000, 0);
+  expect(stood.plan(hit, 0).blocks).toBe(0);
+  expect(stood.plan(hit, 60_000).blocks).toBe(64);
+  // And what comes then counts for more than all that was seen before.
+  for (let i = 1; i <= 10; i++) stood.observeCopy(64, 64 * 100, 60_000 + i);
+  expect(stood.plan(hit, 60_010).loadUs / (64 * 100)).toBeLessThan(1.5);
+  const trips = usual();
+  for (let i = 0; i < 50; i++) trips.observeRoundTrip(450_000, 0);
+  expect(trips.plan(hit, 0).blocks).toBe(0);
+  expect(trips.plan(hit, 60_000).blocks).toBe(64);
+  const cold = planner();
+  prefill(cold, 4_096, 256 * 500);
+  cold.observeCopy(8, 20_000, 0);
+  expect(cold.plan(hit, 0).blocks).toBe(0);
+  expect(cold.plan(hit, 30_000).blocks).toBe(64);
+});
+
 it('blocks are copied while others come: the slower of the two decides, and the last ones are copied behind', () => {
   const p = planner();
   prefill(p, 1_600, 1_000_000);
-  p.observeCopy(10, 1_000); // 100 µs per block
+  p.observeCopy(10, 1_000, 0); // 100 µs per block
   const loadUs = (estimatedUs: number) => p.plan({ spans: [{ tier: 'peer', count: 40 }], estimatedUs }, 0).loadUs;
   expect(loadUs(20_000)).toBe(20_000 + 4 * 100);
   expect(loadUs(2_000)).toBe(40 * 100 + 4 * 100);
@@ -169,21 +201,21 @@ it('what was learned of computing is looked at again where it decides, as often 
 
 it('a load that falls behind computing is given up, and one that only begins slowly is not', () => {
   const p = planner();
-  expect(p.isWorthWaiting(0, 100, 0, 1_000)).toBe(true); // nothing to compare with
+  expect(p.isWorthWaiting(0, 100, 0, 1_000, 0)).toBe(true); // nothing to compare with
   expect(p.judgeAfterMs(100, 0)).toBeUndefined();
   prefill(p, 1_600, 100_000);
   expect(p.judgeAfterMs(100, 0)).toBe(5);
   expect(p.judgeAfterMs(10, 0)).toBe(3);
-  expect(p.isWorthWaiting(0, 100, 0, 4.9)).toBe(true);
-  expect(p.isWorthWaiting(0, 100, 0, 5)).toBe(true); // 100 more at 1.25 ms each, but nothing came yet
-  expect(p.isWorthWaiting(0, 100, 0, 19)).toBe(true); // 6 of them count as under way
-  expect(p.isWorthWaiting(0, 100, 0, 20)).toBe(false);
-  expect(p.isWorthWaiting(9, 100, 0, 19)).toBe(true); // 91 more at 1.25 ms each
-  expect(p.isWorthWaiting(9, 100, 0, 20)).toBe(false);
-  expect(p.isWorthWaiting(50, 100, 0, 50)).toBe(true);
-  expect(p.isWorthWaiting(50, 100, 0, 65)).toBe(false);
-  expect(p.isWorthWaiting(7, 225, 0, 19)).toBe(true); // the first of a large batch
-  expect(new LoadPlanner(16, 5_000, 'always').isWorthWaiting(0, 100, 0, 1_000)).toBe(true);
+  expect(p.isWorthWaiting(0, 100, 0, 4.9, 0)).toBe(true);
+  expect(p.isWorthWaiting(0, 100, 0, 5, 0)).toBe(true); // 100 more at 1.25 ms each, but nothing came yet
+  expect(p.isWorthWaiting(0, 100, 0, 19, 0)).toBe(true); // 6 of them count as under way
+  expect(p.isWorthWaiting(0, 100, 0, 20, 0)).toBe(false);
+  expect(p.isWorthWaiting(9, 100, 0, 19, 0)).toBe(true); // 91 more at 1.25 ms each
+  expect(p.isWorthWaiting(9, 100, 0, 20, 0)).toBe(false);
+  expect(p.isWorthWaiting(50, 100, 0, 50, 0)).toBe(true);
+  expect(p.isWorthWaiting(50, 100, 0, 65, 0)).toBe(false);
+  expect(p.isWorthWaiting(7, 225, 0, 19, 0)).toBe(true); // the first of a large batch
+  expect(new LoadPlanner(16, 5_000, 'always').isWorthWaiting(0, 100, 0, 1_000, 0)).toBe(true);
 });
 
 it('what usually passes before the first block comes says nothing of the rest, up to a quarter of the time to compute', () => {
@@ -191,7 +223,7 @@ it('what usually passes before the first block comes says nothing of the rest, u
   prefill(p, 480, 9_000);
   const givenUpMs = (ready: number): number => {
     let ms = 3;
-    while (p.isWorthWaiting(ready, 30, 0, ms)) ms += 0.25;
+    while (p.isWorthWaiting(ready, 30, 0, ms, 0)) ms += 0.25;
     return ms;
   };
   expect([givenUpMs(0), givenUpMs(2)]).toEqual([3.75, 3.25]);
@@ -237,8 +269,8 @@ it('property: no plan is slower than computing, by the planner’s own numbers',
         });
         for (const [kind, count, elapsedUs] of observations) {
           if (kind === 'prefill') prefill(p, count, elapsedUs);
-          else if (kind === 'copy') p.observeCopy(count, elapsedUs);
-          else if (kind === 'trip') p.observeRoundTrip(elapsedUs);
+          else if (kind === 'copy') p.observeCopy(count, elapsedUs, 0);
+          else if (kind === 'trip') p.observeRoundTrip(elapsedUs, 0);
           else p.observeLoad(loaded(count), count, elapsedUs, 0);
         }
         const held = spans.reduce((sum, { count }) => sum + count, 0);

@@ -18,6 +18,7 @@
  * everything is loaded. But for probes (probes.ts): an engine that imports everything would never learn that it computes faster.
  */
 import { Asking } from './asking.ts';
+import { BelievedRate } from './believed-rate.ts';
 import { BothEnds } from './both-ends.ts';
 import { ComputeModel, leastTokens } from './compute-model.ts';
 import { besideSteps, Experiences } from './experience.ts';
@@ -64,8 +65,8 @@ export class LoadPlanner {
   readonly #loadDeadlineMs: number;
   readonly #always: boolean;
   readonly #compute = new ComputeModel();
-  readonly #copy = new FadingRate(0.8);
-  readonly #roundTrip = new FadingRate(0.9);
+  readonly #copy = new BelievedRate(0.8);
+  readonly #roundTrip = new BelievedRate(0.9);
   readonly #start = new FadingRate(0.8);
   readonly #experiences = new Experiences();
   readonly #bothEnds = new BothEnds(this.#experiences);
@@ -100,13 +101,13 @@ export class LoadPlanner {
     if (elapsedUs < thoughtUs) this.#compute.observe(tokens, positions, elapsedUs);
   }
 
-  /** Blocks that were copied arena → KV cache, and the time that it took. */
-  observeCopy(blocks: number, elapsedUs: number): void {
-    this.#copy.observe(blocks, elapsedUs);
+  /** Blocks that were copied arena → KV cache, and the time that it took, without any wait for other copies. */
+  observeCopy(blocks: number, elapsedUs: number, nowMs: number): void {
+    this.#copy.observe(blocks, elapsedUs, nowMs);
   }
 
-  observeRoundTrip(elapsedUs: number): void {
-    this.#roundTrip.observe(1, elapsedUs);
+  observeRoundTrip(elapsedUs: number, nowMs: number): void {
+    this.#roundTrip.observe(1, elapsedUs, nowMs);
   }
 
   /** The first block of a load of which nothing lay in the arena came so long after its beginning. */
@@ -147,14 +148,14 @@ export class LoadPlanner {
     const tiers = [...new Set(awaySpans.map(({ tier }) => tier))].sort().join();
     const saidUs = away === 0 ? 0 : Math.max(0, hit.estimatedUs) / away;
     const { aloneUs: bringUs, besideUs } = this.#experiences.timesOf(tiers, saidUs, nowMs);
-    const copyUs = this.#copy.usPerUnit ?? 0;
+    const copyUs = this.#copy.usPerUnit(nowMs) ?? 0;
     const isMeasured = this.computeUs(1) !== undefined;
     let best: Plan = { head: 0, blocks: 0, loadUs: 0, computeUs: this.computeUs(held, first) ?? 0, away: nothingAway };
     const eachAwayUs = Math.max(bringUs, copyUs);
     if (tiers === peerTier) this.#asking.told(eachAwayUs);
     let blocks = 0;
     let brought = 0;
-    let loadUs = this.#roundTrip.usPerUnit ?? 0;
+    let loadUs = this.#roundTrip.usPerUnit(nowMs) ?? 0;
     for (const span of hit.spans) {
       // What is left takes longer to compute the further back it lies, so that an end of a span is the best of it, unless the
       // deadline cuts it.
@@ -197,7 +198,7 @@ export class LoadPlanner {
     if (this.#always || this.#compute.steps === 0 || tiers === '') return undefined;
     const restUs = this.#restUs(0, first + held) ?? 0;
     const costs = {
-      roundTripUs: this.#roundTrip.usPerUnit ?? 0,
+      roundTripUs: this.#roundTrip.usPerUnit(nowMs) ?? 0,
       copyUs,
       awayUs: Math.max(besideUs, copyUs),
       lastCopied,
@@ -219,9 +220,9 @@ export class LoadPlanner {
     const isMeasured = this.computeUs(1) !== undefined;
     let best: Plan = { head: 0, blocks: 0, loadUs: 0, computeUs: this.computeUs(held, first) ?? 0, away: nothingAway };
     for (const { blocks, copies, bringUs } of choices) {
-      const roundTripUs = this.#roundTrip.usPerUnit ?? 0;
+      const roundTripUs = this.#roundTrip.usPerUnit(nowMs) ?? 0;
       const us = bringUs * this.#experiences.correction(severalGroups, bringUs / Math.max(1, copies), nowMs);
-      const loadUs = roundTripUs + copies * (this.#copy.usPerUnit ?? 0) + us;
+      const loadUs = roundTripUs + copies * (this.#copy.usPerUnit(nowMs) ?? 0) + us;
       if (loadUs > this.#loadDeadlineMs * 1_000) continue;
       const computeUs = this.#restUs(held - blocks, first + blocks) ?? 0;
       if (!isMeasured || loadUs + computeUs <= best.loadUs + best.computeUs) {
@@ -248,12 +249,12 @@ export class LoadPlanner {
    * Whether a load of `blocks` blocks from block `first` of the chain should go on: `ready` of them are there after `elapsedMs`, and the
    * rest would come no sooner than it is computed. False: it is given up, and what came is used.
    */
-  isWorthWaiting(ready: number, blocks: number, first: number, elapsedMs: number): boolean {
+  isWorthWaiting(ready: number, blocks: number, first: number, elapsedMs: number, nowMs: number): boolean {
     const wholeUs = this.computeUs(blocks, first);
     if (wholeUs === undefined || this.#compute.steps === 0) return true;
     if (elapsedMs < Math.max(judgeMs, (wholeUs / 1_000) * judgeShare)) return true;
     const startUs = Math.min(this.#start.usPerUnit ?? 0, wholeUs * startShare);
-    const tookMs = Math.max(0, elapsedMs - Math.max(this.#roundTrip.usPerUnit ?? 0, startUs) / 1_000);
+    const tookMs = Math.max(0, elapsedMs - Math.max(this.#roundTrip.usPerUnit(nowMs) ?? 0, startUs) / 1_000);
     const restMs = ((blocks - ready) * tookMs) / (ready + abreastOf(blocks));
     const computeMs = this.computeUs(blocks - ready, first + ready)! / 1_000;
     return restMs <= computeMs * (patience + firstPatience / (1 + ready));

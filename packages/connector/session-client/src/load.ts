@@ -29,8 +29,8 @@ export interface LoadContext {
   readonly executor: Pick<Executor, 'importBlocks'>;
   readonly timers: Timers;
   readonly counters: ConnectorCounters;
-  /** Blocks copied, and how long the copy took. */
-  onCopied(blocks: number, elapsedUs: number): void;
+  /** Blocks were copied, just now; the copy was asked for at `startedAtMs`. */
+  onCopied(blocks: number, startedAtMs: number): void;
   /** undefined: it is waited for until its deadline. */
   readonly judge?: LoadJudge | undefined;
   /** All blocks lie in the arena at once: true when a step will import them. */
@@ -286,7 +286,7 @@ export class LoadRun {
           this.#checksums.slice(first, end),
         ),
       );
-      this.#context.onCopied(end - first, (timers.nowMs() - startedAtMs) * 1_000);
+      this.#context.onCopied(end - first, startedAtMs);
       this.#verdicts(flags.subarray(0, end - first), first);
     } catch (error) {
       this.#fail(KvError.from(error).code.toLowerCase());

@@ -216,7 +216,8 @@ export class MatchTable {
       const gaps = windows[group] !== Number.POSITIVE_INFINITY;
       const value = gaps ? { hashes, gaps } : { hashes };
       const answer = await session.link.call({ $case: 'lookup', value }, 'lookup', deadlineMs);
-      planner.observeRoundTrip((timers.nowMs() - askedAtMs) * 1_000);
+      const nowMs = timers.nowMs();
+      planner.observeRoundTrip((nowMs - askedAtMs) * 1_000, nowMs);
       const hit = { spans: answer.spans, estimatedUs: answer.estimatedUs };
       const held = heldOf(hit);
       const blocks = hit.spans.reduce((sum, span) => sum + span.count, 0);

@@ -84,6 +84,8 @@ class CacheNodeConnector implements NodeConnector {
   readonly #prefetches = new Prefetches(this.counters);
   /** Loads of what other engines compute, by request. */
   readonly #awaited = new Map<string, AwaitedGroups>();
+  /** When the last copy ended. */
+  #copiedAtMs = Number.NEGATIVE_INFINITY;
   readonly #stores = new StoreTurns();
   readonly #maxStoreBlocks: number;
   #storingBlocks = 0;
@@ -208,7 +210,7 @@ class CacheNodeConnector implements NodeConnector {
         : {
             afterMs: this.#planner.judgeAfterMs(blocks, firstBlock),
             goOn: (ready, elapsedMs) =>
-              hasHead?.() || this.#planner.isWorthWaiting(ready, blocks, firstBlock, elapsedMs),
+              hasHead?.() || this.#planner.isWorthWaiting(ready, blocks, firstBlock, elapsedMs, this.#timers.nowMs()),
             began: (elapsedMs) => {
               if (plan.away.blocks === blocks) this.#planner.observeStart(elapsedMs * 1_000);
             },
@@ -220,7 +222,7 @@ class CacheNodeConnector implements NodeConnector {
         executor,
         timers: this.#timers,
         counters: this.counters,
-        onCopied: (copied: number, elapsedUs: number) => this.#planner.observeCopy(copied, elapsedUs),
+        onCopied: (copied: number, startedAtMs: number) => this.#copied(copied, startedAtMs),
         onArrived: this.#windows.length === 1 ? onArrived : undefined,
         awaited: awaited && groups?.patienceOf(part, awaited),
       };
@@ -232,6 +234,14 @@ class CacheNodeConnector implements NodeConnector {
       });
       groups?.add(part, run);
     }
+  }
+
+  /** Copies of several loads run one after the other: what one waits for those before it says nothing of how fast they are. */
+  #copied(blocks: number, startedAtMs: number): void {
+    const nowMs = this.#timers.nowMs();
+    const ranMs = nowMs - Math.max(startedAtMs, this.#copiedAtMs);
+    this.#copiedAtMs = nowMs;
+    this.#planner.observeCopy(blocks, ranMs * 1_000, nowMs);
   }
 
   endLoad(requestId: string, blocks: number): void {
