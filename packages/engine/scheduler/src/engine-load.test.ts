@@ -275,6 +275,19 @@ describe('rates', () => {
     });
   });
 
+  it('of loads are what they were behind one that stood still, and what they are when the next one does, too', () => {
+    const load = new EngineLoad(4);
+    for (let i = 0; i < 20; i++) load.loaded({ arena: 100 }, 0.01);
+    load.loaded({ arena: 100 }, 5);
+    expect(rates(load).loadBlocksPerS.arena).toBeGreaterThan(8_000);
+    expect(load.figures(0, 10, 100, 0).loadAheadS).toBeLessThan(0.0125);
+    load.loaded({ arena: 100 }, 0.01);
+    load.loaded({ arena: 100 }, 5);
+    expect(rates(load).loadBlocksPerS.arena).toBeGreaterThan(7_000);
+    load.loaded({ arena: 100 }, 5);
+    expect(rates(load).loadBlocksPerS.arena).toBeLessThan(500);
+  });
+
   it('of freed blocks run only while the engine computes', () => {
     const load = new EngineLoad(4);
     for (let i = 0; i < 10; i++) {

@@ -132,8 +132,9 @@ export class EngineLoad {
   readonly #loads = new Rate();
   readonly #byTier = new Map<string, Rate>();
   #pacingTrust = 0;
-  /** So was the last step that computed prompts. */
+  /** So was the last step that computed prompts; so was the last load. */
   #wasDisturbed = false;
+  #wasDisturbedLoad = false;
 
   /** @param mostBlocks that a sequence of so many tokens holds at any one time; default: one per block of tokens */
   constructor(blockTokens: number, mostBlocks = (tokens: number): number => Math.ceil(tokens / blockTokens)) {
@@ -234,8 +235,16 @@ export class EngineLoad {
     this.#freed.addAmount(blocks);
   }
 
-  /** A load ended: blocks by tier, and how long it took. */
-  loaded(byTier: Readonly<Record<string, number>>, seconds: number): void {
+  /**
+   * A load ended: blocks by tier, and how long it took. One that took far longer than was expected was disturbed, and counts for no more
+   * than so many times as long, unless the one before was, too: routers would take all that is held here for worth nothing.
+   */
+  loaded(byTier: Readonly<Record<string, number>>, tookS: number): void {
+    const isKnown = Object.keys(byTier).every((tier) => (this.#byTier.get(tier)?.perS ?? 0) > 0);
+    const mostS = isKnown ? disturbed * this.#expectedS(byTier) : Number.POSITIVE_INFINITY;
+    const isDisturbed = mostS > 0 && tookS > mostS;
+    const seconds = isDisturbed && !this.#wasDisturbedLoad ? mostS : tookS;
+    this.#wasDisturbedLoad = isDisturbed;
     const total = this.#took(byTier, 1, seconds);
     if (total > 0) this.#loads.add(total, seconds);
   }
@@ -252,13 +261,9 @@ export class EngineLoad {
   /** `share` of the blocks, in this time. Returns how many. */
   #took(byTier: Readonly<Record<string, number>>, share: number, seconds: number): number {
     let total = 0;
-    let expected = 0;
-    for (const tier in byTier) {
-      const blocks = byTier[tier]! * share;
-      total += blocks;
-      expected += blocks * this.#secondsOf(tier);
-    }
+    for (const tier in byTier) total += byTier[tier]! * share;
     if (!(total > 0 && seconds > 0)) return 0;
+    const expected = share * this.#expectedS(byTier);
     // Of several tiers each took the share that it usually takes.
     const stretch = seconds / expected;
     for (const tier in byTier) {
@@ -331,6 +336,13 @@ export class EngineLoad {
   }
 
   /** A block from this tier, or 1 while that is not known: then none is. */
+  /** How long so many blocks of each tier usually take. */
+  #expectedS(byTier: Readonly<Record<string, number>>): number {
+    let seconds = 0;
+    for (const tier in byTier) seconds += byTier[tier]! * this.#secondsOf(tier);
+    return seconds;
+  }
+
   #secondsOf(tier: string): number {
     const perS = this.#byTier.get(tier)?.perS ?? 0;
     const all = this.#loads.perS;
