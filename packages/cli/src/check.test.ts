@@ -3,9 +3,10 @@ import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSy
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { ownCertificate } from '@kvtier/config/testing';
-import { afterAll, expect, it } from 'vitest';
+import { afterAll, expect, it, vi } from 'vitest';
 import { checkSystem } from './check.ts';
 import { parseUp } from './options.ts';
+import { startSystem } from './system.ts';
 
 const dir = mkdtempSync(join(tmpdir(), 'kvtier-up-check-'));
 afterAll(() => rmSync(dir, { recursive: true }));
@@ -55,6 +56,31 @@ it('an arena that /dev/shm has no room for', async () => {
   expect(await problems('--arena-bytes', '4t')).toEqual([
     expect.stringMatching(/^kvtier: --arena-bytes: 4 TiB is more than \/dev\/shm has free/),
   ]);
+}, 60_000);
+
+it('a data folder that cannot be made is named as it was written', async () => {
+  expect(await problems('--data-dir', file('keys/below'))).toEqual([
+    'kvtier: DIR/keys/below: cannot be used as the data folder (DIR/keys is no folder); name another with --data-dir',
+  ]);
+}, 60_000);
+
+it('a group that this user is not in, by a start, too; its own and those it is in are taken', async () => {
+  const user = { getegid: 1_000, geteuid: 1_000, getgroups: [7] };
+  for (const [name, is] of Object.entries(user)) vi.spyOn(process, name as 'getegid').mockReturnValue(is as number);
+  try {
+    const line = '--group: this user is not in group 33; add it (usermod -aG 33 USER) and log in again';
+    expect(await problems('--group', '33')).toEqual([`kvtier: ${line}`]);
+    const start = startSystem(
+      parseUp([...sizes, '--port', '0', '--group', '33'])!,
+      { onLine: () => {}, onEvent: () => {} },
+      AbortSignal.abort(),
+    );
+    await expect(start).rejects.toThrow(line);
+    expect(existsSync(file('data'))).toBe(false);
+    expect([await problems('--group', '7'), await problems('--group', '1000')]).toEqual([[], []]);
+  } finally {
+    vi.restoreAllMocks();
+  }
 }, 60_000);
 
 it('a configuration of the node that is longer than a variable may be', async () => {

@@ -4,18 +4,18 @@
  * for temporary ones, where a configuration is too long for a variable; a system that runs now does not matter.
  */
 import { execFile } from 'node:child_process';
-import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
-import { availableParallelism, tmpdir } from 'node:os';
-import { dirname, join } from 'node:path';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
-import { readGroup } from '@kvtier/config';
+import { usableCores } from '@kvtier/config';
 import { ownArenaBytes } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
 import { checkModel } from '@kvtier/model';
 import { checkTls } from './api-options.ts';
 import { planMembers } from './members.ts';
 import type { UpOptions } from './options.ts';
-import { arenaDir } from './places.ts';
+import { arenaDir, checkDataDir, existing, freeBytesOf, givableGroup } from './places.ts';
 import { configText, planServices } from './services.ts';
 import type { ServiceSpec } from './supervisor.ts';
 
@@ -37,7 +37,8 @@ export async function checkSystem(options: UpOptions): Promise<readonly string[]
   };
   await look(() => checkTls(options.apiServer));
   const isTlsSound = problems.length === 0;
-  await look(() => readGroup(options.node.group ?? null));
+  await look(() => givableGroup(options.node.group ?? null));
+  const isFolderSound = await look(() => checkDataDir(options.dataDir));
   const model = await look(() => checkModel(options.model));
   await setImmediate(); // each of what follows may take some tens of milliseconds
   const services = await look(() => planned(options, model ?? { name: '', dir: '' }));
@@ -48,24 +49,23 @@ export async function checkSystem(options: UpOptions): Promise<readonly string[]
     await setImmediate();
     saying.push(said(service));
   }
-  return [...problems, ...(await Promise.all(saying)).flat()];
+  const lines = (await Promise.all(saying)).flat();
+  // And the node the same of the data folder.
+  return [...problems, ...lines.filter((line) => isFolderSound === true || !/^\S+: \w+: dataDir: /.test(line))];
 }
 
 /** One of each kind: several are configured alike. Of engines there is nothing to read but the model. */
 function planned(options: UpOptions, model: { readonly name: string; readonly dir: string }): readonly ServiceSpec[] {
-  const dataDir = existing(options.dataDir);
+  const { dataDir } = options;
   const nodeDirs = Array.from({ length: options.nodes }, (_, i) => (i === 0 ? dataDir : join(dataDir, `node-${i}`)));
   const ownBytes = nodeDirs.reduce((bytes, dir) => bytes + ownArenaBytes(dir, arenaDir), 0);
-  const machine = { cores: availableParallelism(), freeMemoryBytes: process.availableMemory() };
-  const gpuShare = options.gpu.memoryUtilization;
-  const members = planMembers({ ...options, gpuShare, dataDir, looking: { ownArenaBytes: ownBytes } }, machine);
+  const machine = { cores: usableCores(), freeMemoryBytes: process.availableMemory() };
+  const looking = { ownArenaBytes: ownBytes, freeDiskBytes: freeBytesOf(existing(dataDir)) };
+  const members = planMembers({ ...options, gpuShare: options.gpu.memoryUtilization, looking }, machine);
   const peerPorts = members.nodes.map((_, i) => i + 1);
   const all = planServices(options, { port: options.port, runDir, model, members, peerPorts });
   return (['coordinator', 'cache-node'] as const).flatMap((kind) => all.find(({ program }) => program === kind) ?? []);
 }
-
-/** It, or the nearest folder above it that is there: its disk is the one that counts. */
-const existing = (folder: string): string => (existsSync(folder) ? folder : existing(dirname(folder)));
 
 async function said(service: ServiceSpec): Promise<string[]> {
   const config = JSON.parse(configText(service)) as { peers?: object };

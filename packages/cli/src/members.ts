@@ -62,8 +62,8 @@ export interface MemberOptions {
   readonly dataDir: string;
   /** Data folders of former nodes: what they have stored goes once these have started; absent: none. */
   readonly leavingDirs?: readonly string[];
-  /** No folder is made; of shared memory so much counts as free, which arenas of a running system have. */
-  readonly looking?: { readonly ownArenaBytes: number };
+  /** No folder is made, and the data folder need not be there; of shared memory counts as free what arenas of a running system have. */
+  readonly looking?: { readonly ownArenaBytes: number; readonly freeDiskBytes: number };
 }
 
 /** What this machine has. */
@@ -85,7 +85,7 @@ function planNodes({ nodes: count, engines, dataDir, ...options }: MemberOptions
   const folderOf = options.looking === undefined ? openDataDir : (dir: string): string => dir;
   const dataDirs = Array.from({ length: count }, (_, i) => (i === 0 ? dataDir : folderOf(join(dataDir, `node-${i}`))));
   const arena = arenaBudget(options.arenaBytes, freeBytesOf(arenaDir) + (options.looking?.ownArenaBytes ?? 0));
-  const disk = diskBudget(options.diskBytes, dataDir, dataDirs, options.leavingDirs);
+  const disk = diskBudget(options.diskBytes, dataDir, dataDirs, options.leavingDirs, options.looking?.freeDiskBytes);
   for (const { remark } of [arena, disk]) if (remark) remarks.push(remark);
   const each = (bytes: number, least: number, option: string): number => {
     if (bytes === 0 || count === 1) return bytes;

@@ -1,4 +1,14 @@
-import { mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, symlinkSync, utimesSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  utimesSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { placeId } from '@kvtier/data-plane/places';
@@ -115,6 +125,11 @@ describe('folders', () => {
     } finally {
       rmSync(runDir, { recursive: true, force: true });
     }
+  });
+
+  it('leaves no run folder that cannot be given to the group', () => {
+    expect(() => openRunDir(folder, { XDG_RUNTIME_DIR: folder }, -5)).toThrow('cannot hold our sockets');
+    expect(existsSync(`/tmp/kvtier-${process.getuid!()}-${placeId(folder)}`)).toBe(false);
   });
 
   it('takes XDG_RUNTIME_DIR when it is usable', () => {

@@ -11,12 +11,14 @@ import {
   lstatSync,
   mkdirSync,
   realpathSync,
+  rmdirSync,
   rmSync,
   statfsSync,
   statSync,
   utimesSync,
 } from 'node:fs';
 import { dirname, join } from 'node:path';
+import { readGroup } from '@kvtier/config';
 import { listDir, placeId } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
 import { formatBytes } from './bytes.ts';
@@ -36,12 +38,31 @@ export function openDataDir(dataDir: string): string {
     accessSync(dataDir, constants.R_OK | constants.W_OK | constants.X_OK);
     return realpathSync(dataDir);
   } catch (error) {
-    const reason = (error as Error).message.split(',')[0];
-    throw new KvError(
-      'CONFIG',
-      `${dataDir}: cannot be used as the data folder (${reason}); name another with --data-dir`,
-    );
+    throw unusable(dataDir, error);
   }
+}
+
+/** What `openDataDir` would say, and nothing is made. @throws KvError CONFIG */
+export function checkDataDir(dataDir: string): true {
+  try {
+    const there = existing(dataDir);
+    if (!statSync(there).isDirectory()) throw new Error(`${there} is no folder`);
+    accessSync(there, constants.R_OK | constants.W_OK | constants.X_OK);
+    return true;
+  } catch (error) {
+    throw unusable(dataDir, error);
+  }
+}
+
+/** It, or the nearest folder above it that is there: its disk is the one that counts. */
+export const existing = (folder: string): string => (existsSync(folder) ? folder : existing(dirname(folder)));
+
+function unusable(dataDir: string, error: unknown): KvError {
+  const reason = (error as Error).message.split(',')[0];
+  return new KvError(
+    'CONFIG',
+    `${dataDir}: cannot be used as the data folder (${reason}); name another with --data-dir`,
+  );
 }
 
 /** `mkdir -p`. Node's own `recursive` never returns where a parent exists but takes no folders, such as /proc. */
@@ -69,13 +90,7 @@ export function openRunDir(dataDir: string, env = process.env, group: number | n
   const path = short ? join(base, `kvtier-${id}`) : `/tmp/kvtier-${process.getuid!()}-${id}`;
   try {
     rmSync(path, { recursive: true, force: true });
-    mkdirSync(path, { mode: 0o700 });
-    const stat = lstatSync(path);
-    if (!stat.isDirectory() || stat.uid !== process.getuid!()) throw new Error('it belongs to another user');
-    if (group !== null) {
-      chownSync(path, -1, group);
-      chmodSync(path, 0o750);
-    }
+    makeRunDir(path, group);
     return path;
   } catch (error) {
     throw new KvError(
@@ -83,6 +98,30 @@ export function openRunDir(dataDir: string, env = process.env, group: number | n
       `${path}: cannot hold our sockets (${(error as Error).message}); remove it and start again`,
     );
   }
+}
+
+/** Where nothing is; nothing is left where it cannot be as it has to. @throws Error of fs */
+export function makeRunDir(path: string, group: number | null): void {
+  mkdirSync(path, { mode: 0o700 });
+  try {
+    const stat = lstatSync(path);
+    if (!stat.isDirectory() || stat.uid !== process.getuid!()) throw new Error('it belongs to another user');
+    if (group === null) return;
+    chownSync(path, -1, group);
+    chmodSync(path, 0o750);
+  } catch (error) {
+    rmdirSync(path);
+    throw error;
+  }
+}
+
+/** Its number; null: none was named. @throws KvError CONFIG when there is none of that name, or this user may give it no folder */
+export function givableGroup(group: string | number | null): number | null {
+  const id = readGroup(group);
+  if (id === null || process.geteuid!() === 0) return id;
+  if (id === process.getegid!() || process.getgroups!().includes(id)) return id;
+  const what = `this user is not in group ${group}; add it (usermod -aG ${group} USER) and log in again`;
+  throw new KvError('CONFIG', `--group: ${what}`);
 }
 
 /** Far below the age at which cleaners of /tmp remove what nobody touches: ten days with systemd-tmpfiles, if not set shorter. */

@@ -35,7 +35,7 @@ const isAlive = (pid: number): boolean => {
   }
 };
 
-function supervise(services: ServiceSpec[], limits = {}) {
+function supervise(services: ServiceSpec[], limits = {}, options = {}) {
   const events: string[] = [];
   const lines: string[] = [];
   const supervisor = new Supervisor({
@@ -43,6 +43,7 @@ function supervise(services: ServiceSpec[], limits = {}) {
     onLine: (name, line) => lines.push(`${name}: ${line}`),
     onEvent: (message) => events.push(message),
     limits,
+    ...options,
   });
   return { supervisor, events, lines };
 }
@@ -87,6 +88,40 @@ describe('supervisor', () => {
       'node was killed (SIGKILL); starting it again in 0.04 s',
       'node is back',
     ]);
+  });
+
+  it('what they share is looked after before one starts again: whose things went with it start again, too', async () => {
+    // Asked before each start: the node's, the node's and so the engine's, the node's.
+    const gone: (readonly string[] | Error)[] = [[], ['engine', 'node'], [], new Error('for good')];
+    const lost: string[] = [];
+    const restore = (): readonly string[] => {
+      const next = gone.shift()!;
+      if (next instanceof Error) throw next;
+      return next;
+    };
+    const options = { restore, onLost: (error: Error) => lost.push(error.message) };
+    const names = ['api', 'engine', 'node'];
+    const { supervisor, events } = supervise(
+      names.map((name) => service(name)),
+      { backoffMinMs: 20 },
+      options,
+    );
+    await supervisor.start();
+    const pid = (name: string): number => supervisor.pids().get(name)!;
+    const [api, engine] = [pid('api'), pid('engine')];
+    process.kill(pid('node'), 'SIGKILL');
+    await vi.waitUntil(() => events.includes('node is back'), patience);
+    expect([pid('api'), pid('engine')]).toEqual([api, engine]);
+    process.kill(pid('node'), 'SIGKILL');
+    await vi.waitUntil(() => events.includes('engine is back'), patience);
+    expect([pid('api'), pid('engine') === engine, lost]).toEqual([api, false, []]);
+    process.kill(pid('node'), 'SIGKILL');
+    await vi.waitUntil(() => lost.length > 0, patience);
+    process.kill(api, 'SIGKILL');
+    await vi.waitUntil(() => supervisor.pids().size === 1, patience);
+    await supervisor.stop();
+    expect([lost, gone]).toEqual([['for good'], []]);
+    expect(events.filter((event) => event.startsWith('api'))).toEqual([]);
   });
 
   it('tries again what it has no files left to start', async () => {

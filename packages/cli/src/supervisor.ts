@@ -35,6 +35,13 @@ export interface SupervisorOptions {
   onLine(service: string, line: string): void;
   /** Deaths and restarts, for a person. */
   onEvent(message: string): void;
+  /**
+   * Before a service is started again: looks after the place that all work in. Where that had gone and is there anew, returns who had
+   * something there and so has to start again, too. @throws KvError: it is gone for good
+   */
+  restore?(): readonly string[];
+  /** It is gone for good; nothing is started again from then on. */
+  onLost?(error: KvError): void;
   readonly limits?: Partial<typeof supervisorLimits>;
 }
 
@@ -60,11 +67,27 @@ export const supervisorLimits = {
 
 export class Supervisor {
   readonly #services: Service[];
+  readonly #options: SupervisorOptions;
   readonly #limits: typeof supervisorLimits;
 
   constructor(options: SupervisorOptions) {
+    this.#options = options;
     this.#limits = { ...supervisorLimits, ...options.limits };
-    this.#services = options.services.map((spec) => new Service(spec, options, this.#limits));
+    const mayRestart = (service: Service): boolean => this.#mayRestart(service);
+    this.#services = options.services.map((spec) => new Service(spec, { ...options, mayRestart }, this.#limits));
+  }
+
+  #mayRestart(service: Service): boolean {
+    let again: readonly string[] = [];
+    try {
+      again = this.#options.restore?.() ?? [];
+    } catch (error) {
+      for (const each of this.#services) each.retire();
+      this.#options.onLost?.(KvError.from(error, 'SETUP'));
+      return false;
+    }
+    for (const other of this.#services) if (other !== service && again.includes(other.name)) other.signal('SIGTERM');
+    return true;
   }
 
   /**
@@ -136,11 +159,14 @@ export class Supervisor {
   }
 }
 
+/** `mayRestart`: asked before each start but the first. */
+type ServiceOptions = Pick<SupervisorOptions, 'onLine' | 'onEvent'> & { mayRestart(service: Service): boolean };
+
 /** One service: at most one process at a time. */
 class Service {
   readonly name: string;
   readonly #spec: ServiceSpec;
-  readonly #options: SupervisorOptions;
+  readonly #options: ServiceOptions;
   readonly #limits: typeof supervisorLimits;
   #child: ChildProcess | undefined;
   /** Resolves when the process that runs now has ended. */
@@ -153,7 +179,7 @@ class Service {
   #onReady: ((values: Readonly<Record<string, unknown>>) => void) | undefined;
   #onFirstDeath: ((error: KvError) => void) | undefined;
 
-  constructor(spec: ServiceSpec, options: SupervisorOptions, limits: typeof supervisorLimits) {
+  constructor(spec: ServiceSpec, options: ServiceOptions, limits: typeof supervisorLimits) {
     this.name = spec.name;
     this.#spec = spec;
     this.#options = options;
@@ -254,7 +280,9 @@ class Service {
     if (this.#retired) return;
     if (performance.now() - begin >= this.#limits.stableMs) this.#backoffMs = this.#limits.backoffMinMs;
     this.#options.onEvent(`${this.name} ${how}; starting it again in ${this.#backoffMs / 1000} s`);
-    this.#restart = setTimeout(() => this.#spawn(), this.#backoffMs);
+    this.#restart = setTimeout(() => {
+      if (this.#options.mayRestart(this)) this.#spawn();
+    }, this.#backoffMs);
     this.#backoffMs = Math.min(this.#backoffMs * 2, this.#limits.backoffMaxMs);
   }
 

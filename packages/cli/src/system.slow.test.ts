@@ -1,4 +1,6 @@
-/** A system's start: one that fails when all its services run, and one whose node has a long configuration. */
+/** A system's start: one that fails when all its services run, and one whose node has a long configuration. Its life: the run folder goes. */
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import {
   existsSync,
   mkdirSync,
@@ -11,8 +13,9 @@ import {
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { parseUp } from './options.ts';
+import { program } from './programs.ts';
 import { startSystem } from './system.ts';
 
 let dataDir: string;
@@ -71,4 +74,49 @@ it('a node has a configuration that is longer than a variable may be, in a file 
   await system.stop();
   expect(found).toEqual([0o600, Object.fromEntries(tenants)]);
   expect(existsSync(file)).toBe(false);
+});
+
+/** Of starts on a machine that does many other things. */
+const patience = { timeout: 60_000 };
+
+it('makes a run folder that has gone again when a service starts anew, with those whose sockets went with it', async () => {
+  vi.stubEnv('XDG_RUNTIME_DIR', dataDir);
+  const system = await startSystem(parseUp(small())!, { onLine: () => {}, onEvent: () => {} });
+  try {
+    const runDir = join(dataDir, readdirSync(dataDir).find((name) => /^kvtier-[0-9a-f]{8}$/.test(name))!);
+    const before = system.pids();
+    rmSync(runDir, { recursive: true });
+    process.kill(before.get('cache-node')!, 'SIGKILL');
+    const sockets = ['node.sock', 'engine.sock'].map((name) => join(runDir, name));
+    await vi.waitUntil(() => sockets.every((path) => existsSync(path)), patience);
+    const isSame = (name: string): boolean => system.pids().get(name) === before.get(name);
+    expect(['coordinator', 'engine-worker', 'cache-node'].map(isSame)).toEqual([true, false, false]);
+    const headers = { 'content-type': 'application/json' };
+    const ask = { method: 'POST', headers, body: JSON.stringify({ model: 'demo', prompt: 'a', max_tokens: 1 }) };
+    const isAnswered = () => fetch(`${system.url}/v1/completions`, ask).then(({ ok }) => ok);
+    await vi.waitUntil(isAnswered, patience);
+  } finally {
+    vi.unstubAllEnvs();
+    await system.stop();
+  }
+});
+
+it('ends with one line where the run folder is gone for good', async () => {
+  const runtimeDir = join(dataDir, 'runtime');
+  mkdirSync(runtimeDir);
+  const env = { ...process.env, XDG_RUNTIME_DIR: runtimeDir };
+  const up = spawn(process.execPath, [...program('kvtier'), 'up', ...small()], { env });
+  const said = { out: '', err: '' };
+  up.stdout.on('data', (bytes) => (said.out += bytes));
+  up.stderr.on('data', (bytes) => (said.err += bytes));
+  const closed = once(up, 'close');
+  await vi.waitUntil(() => said.out.includes('kvtier is up'), patience);
+  rmSync(runtimeDir, { recursive: true });
+  const isNode = (pid: number): boolean => readFileSync(`/proc/${pid}/cmdline`, 'utf8').includes('cache-node');
+  process.kill(services().find(isNode)!, 'SIGKILL');
+  expect(await closed).toEqual([1, null]);
+  expect(said.err.trimEnd().split('\n').at(-1)).toMatch(
+    /^kvtier: \S+\/runtime\/kvtier-[0-9a-f]{8}: the sockets' folder is gone \(ENOENT: .*\); start kvtier again$/,
+  );
+  expect(services()).toEqual([]);
 });

@@ -6,11 +6,10 @@
  * arena file) is created and removed only under that lock, so leftovers of a killed life can be cleared without looking twice.
  */
 import { randomBytes } from 'node:crypto';
-import { rmSync, writeFileSync } from 'node:fs';
-import { availableParallelism } from 'node:os';
+import { existsSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
-import { readGroup } from '@kvtier/config';
+import { usableCores } from '@kvtier/config';
 import { native } from '@kvtier/data-plane';
 import { removeStaleArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
@@ -19,10 +18,10 @@ import { checkTls } from './api-options.ts';
 import { FormerNodes } from './former-nodes.ts';
 import { type Members, planMembers } from './members.ts';
 import type { UpOptions } from './options.ts';
-import { arenaDir, keepTouched, openDataDir, openRunDir } from './places.ts';
+import { arenaDir, givableGroup, keepTouched, makeRunDir, openDataDir, openRunDir } from './places.ts';
 import { lastingPorts, probePort } from './ports.ts';
 import { host, planServices, secretFile } from './services.ts';
-import { Supervisor } from './supervisor.ts';
+import { type ServiceSpec, Supervisor } from './supervisor.ts';
 
 export interface System {
   /** The API server, e.g. "http://127.0.0.1:8000". */
@@ -39,6 +38,8 @@ export interface System {
   readonly nodes: number;
   /** Process ids of the services that run now, by name: cache-node, engine-worker, coordinator; of several: engine-worker-0, ... */
   pids(): Map<string, number>;
+  /** Resolves when something is gone for good without which nothing starts again; the system is then to be stopped. */
+  readonly lost: Promise<KvError>;
   /** SIGKILL for every service; they come back unless the system is being stopped. */
   kill(): void;
   /** Stops API server, engines and nodes in that order and leaves nothing but the data folder. */
@@ -58,6 +59,7 @@ export interface SystemEvents {
  */
 export async function startSystem(options: UpOptions, events: SystemEvents, abort?: AbortSignal): Promise<System> {
   checkTls(options.apiServer);
+  const group = givableGroup(options.node.group ?? null);
   const port = await freePort(options.apiServer.host, options.port);
   const dataDir = openDataDir(options.dataDir);
   const lock = lockDataDir(dataDir);
@@ -73,7 +75,7 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
     native.unlock(lock);
   };
   try {
-    runDir = openRunDir(dataDir, process.env, readGroup(options.node.group ?? null));
+    runDir = openRunDir(dataDir, process.env, group);
     endTouches = keepTouched(runDir);
     removeStaleArenas(dataDir, arenaDir);
     const model = await resolveModel(options.model, quarters(events.onEvent));
@@ -84,12 +86,17 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
     nodeDirs = members.nodes.map((node) => node.dataDir);
     const isShared = members.nodes.length > 1;
     const peerPorts = isShared ? await lastingPorts(host, members.nodes.length) : [];
-    if (isShared) writeFileSync(secretFile(runDir), randomBytes(48).toString('base64'), { mode: 0o600 });
+    const secret = isShared ? randomBytes(48).toString('base64') : undefined;
     await setImmediate(); // to look at the bundles' sources, and to begin processes, takes some tens of milliseconds each
     const services = planServices(options, { port, runDir, model, members, peerPorts });
-    for (const { file } of services) if (file) writeFileSync(file.path, file.text, { mode: 0o600 });
+    const place: Place = { runDir, group, secret, services };
+    writeFiles(place);
     await setImmediate();
-    const running = new Supervisor({ services, ...events });
+    let onLost!: (error: KvError) => void;
+    const lost = new Promise<KvError>((resolve) => {
+      onLost = resolve;
+    });
+    const running = new Supervisor({ services, ...events, restore: () => restore(place), onLost });
     supervisor = running;
     const onAbort = (): void => void running.stop();
     abort?.throwIfAborted();
@@ -108,6 +115,7 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
       prefillEngines: options.prefillEngines,
       nodes: members.nodes.length,
       pids: () => running.pids(),
+      lost,
       kill: () => running.kill(),
       stop: async () => {
         await running.stop();
@@ -120,6 +128,36 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
     await supervisor?.stop();
     cleanUp();
     throw abort?.aborted ? new KvError('CANCELLED', 'the start was interrupted') : error;
+  }
+}
+
+/** What services find in the run folder when they start. */
+interface Place {
+  readonly runDir: string;
+  readonly group: number | null;
+  /** Of nodes that fetch from each other. */
+  readonly secret: string | undefined;
+  readonly services: readonly ServiceSpec[];
+}
+
+function writeFiles({ runDir, secret, services }: Place): void {
+  if (secret !== undefined) writeFileSync(secretFile(runDir), secret, { mode: 0o600 });
+  for (const { file } of services) if (file) writeFileSync(file.path, file.text, { mode: 0o600 });
+}
+
+/**
+ * Makes the run folder again where it has gone (the end of a user's last session takes the user's own one away), with its files. Returns who
+ * had bound sockets there. @throws KvError SETUP
+ */
+function restore(place: Place): readonly string[] {
+  if (existsSync(place.runDir)) return [];
+  try {
+    makeRunDir(place.runDir, place.group);
+    writeFiles(place);
+    return place.services.filter(({ program }) => program !== 'coordinator').map(({ name }) => name);
+  } catch (error) {
+    const reason = (error as Error).message;
+    throw new KvError('SETUP', `${place.runDir}: the sockets' folder is gone (${reason}); start kvtier again`);
   }
 }
 
@@ -148,7 +186,7 @@ function lockDataDir(dataDir: string): number {
 
 /** What this machine has, divided among the members. @throws KvError CONFIG */
 function membersOf(options: UpOptions, dataDir: string, leavingDirs: readonly string[], events: SystemEvents): Members {
-  const machine = { cores: availableParallelism(), freeMemoryBytes: process.availableMemory() };
+  const machine = { cores: usableCores(), freeMemoryBytes: process.availableMemory() };
   const gpuShare = options.gpu.memoryUtilization;
   const members = planMembers({ ...options, gpuShare, dataDir, leavingDirs }, machine);
   for (const remark of members.remarks) events.onEvent(remark);

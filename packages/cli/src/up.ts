@@ -34,9 +34,11 @@ export async function run(args: readonly string[]): Promise<number> {
     throw error;
   });
   process.stdout.write(greeting(system, performance.now() - begin, options));
-  await stopped.first;
+  const lost = await Promise.race([stopped.first, system.lost]);
   stopped.onSecond = () => system.kill();
+  if (lost) endInTime();
   await system.stop();
+  if (lost) throw lost;
   endProcess(0); // not by an empty event loop: a call that hangs would keep it
   return 0;
 }

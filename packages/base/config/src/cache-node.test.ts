@@ -44,6 +44,20 @@ it('the example of the docs is one, with every tier', () => {
   expect([config.disk, config.peers, config.redis, config.s3, config.kvEvents]).not.toContain(null);
 });
 
+it('KV events for llm-d are published where its router reaches them, and beside those of vLLM', () => {
+  const page = textOf('docs/routing.md');
+  const example = page.slice(page.indexOf('## In front of llm-d')).match(/```json\n([^`]+)```/)![1]!;
+  const { kvEvents } = parseConfig(cacheNodeSchema, { ...node, ...JSON.parse(example) }, 'routing.md');
+  const { endpoint, replayEndpoint, topic } = kvEvents!;
+  const [, host] = /^kv@([^:@]+):\d+@[^@]+$/.exec(topic)!;
+  const pod = textOf('infra/kubernetes/sidecar.yaml');
+  for (const place of [endpoint, replayEndpoint!]) {
+    const [, bound, port] = /^tcp:\/\/(.+):(\d+)$/.exec(place)!;
+    expect(['*', '0.0.0.0', host]).toContain(bound);
+    expect(pod).not.toContain(`tcp://*:${port}`);
+  }
+});
+
 it('every key of the cache node stands in its reference', () => {
   const text = textOf('docs/cache-node.md');
   const missing = Object.keys(cacheNodeSchema.shape).filter((key) => !text.includes(`\`${key}\``));

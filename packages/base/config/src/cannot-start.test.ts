@@ -22,7 +22,8 @@ const redis = { servers: ['redis://h:1'], bytes: 2 ** 26 };
 
 const hashed = 'is of hashed blocks, and prefixCache is "radix"; set prefixCache to "blocks", or leave it out';
 const nowhere = (place: string): string => `${place} is no address to connect to; give one that others reach`;
-const bare = 'open to the network; bind to 127.0.0.1 or configure "curve"';
+const bare = 'open to the network; bind to 127.0.0.1, configure "curve", or say "trustedNetwork": true';
+const trusted = { endpoint: 'tcp://*:5657', trustedNetwork: true };
 
 /** What is refused, and the nearest to it that is taken. */
 type Row = [refused: object, taken: object, where: string, what: string];
@@ -55,6 +56,7 @@ const workers: Row[] = [
     'the radix tree cannot write down ahead of eviction; use "through"',
   ],
   [{ kvEvents: open }, { kvEvents: { ...open, curve } }, 'kvEvents.endpoint', bare],
+  [{ kvEvents: { ...trusted, trustedNetwork: false } }, { kvEvents: trusted }, 'kvEvents.endpoint', bare],
   [{ maxSequences: 65_537 }, { maxSequences: 65_536 }, 'maxSequences', 'write 65536 or less'],
   [{ maxStepTokens: 2 ** 20 + 1 }, { maxStepTokens: 2 ** 20 }, 'maxStepTokens', 'write 1048576 or less'],
   [{ threads: 1025 }, { threads: 1024 }, 'threads', 'write 1024 or less'],

@@ -56,6 +56,7 @@ describe('defaults', () => {
       ...kvEvents,
       replayEndpoint: null,
       topic: '',
+      trustedNetwork: false,
       bufferSteps: 10_000,
       bufferBytes: 64 * 2 ** 20,
       hwm: 10_000,

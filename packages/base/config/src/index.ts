@@ -6,6 +6,7 @@ import { readFileSync } from 'node:fs';
 import { KvError } from '@kvtier/errors';
 import * as z from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
+import { usableCores } from './cores.ts';
 import { groupSchema } from './group.ts';
 import { parseJson } from './json.ts';
 import { kvEventsSchema } from './kv-events.ts';
@@ -23,6 +24,7 @@ export {
   coordinatorServiceSchema,
   routingPolicyNames,
 } from './coordinator.ts';
+export { usableCores } from './cores.ts';
 export {
   type DiscoveryConfig,
   discoverySchema,
@@ -59,6 +61,8 @@ export { type PodHandOffConfig, podHandOffSchema } from './pod-handoff.ts';
 export { type MemberServers, memberServersSchema } from './redis.ts';
 export { keyPaths } from './schema-keys.ts';
 export { WorkerAccess, type WorkerAccessConfig, type WorkerTlsConfig, workerAccessSchema } from './worker-access.ts';
+
+const maxThreads = 1024;
 
 const workerFields = z.strictObject({
   modelDir: z.string().min(1),
@@ -115,7 +119,14 @@ const workerFields = z.strictObject({
   drainMs: z.number().int().min(0).max(6_000).default(1_000),
   /** Requests that may wait; more are refused with BUSY. */
   maxWaiting: z.number().int().min(1).default(1024),
-  threads: z.number().int().min(1).max(1024).optional(),
+  /** Absent: as many as this process has cores. */
+  threads: z
+    .number()
+    .int()
+    .min(1)
+    .max(maxThreads)
+    .optional()
+    .transform((threads) => threads ?? Math.min(usableCores(), maxThreads)),
   /** The structure of the engine's own cache: hashed blocks (vLLM), or a radix tree of tokens (SGLang). */
   prefixCache: z.enum(['blocks', 'radix']).default('blocks'),
   /** Which leaf of the radix tree goes first. */

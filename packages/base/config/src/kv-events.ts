@@ -2,7 +2,7 @@
  * Publishing of KV events, by an engine worker and by a cache node alike. What only the sockets and the keys can tell is refused when
  * the publisher starts. Names: vLLM's KVEventsConfig.
  *
- * Invariant: an endpoint that others than this host reach is taken only with CURVE.
+ * Invariant: an endpoint that others than this host reach is taken only with CURVE, or where the network is said to be trusted.
  */
 import * as z from 'zod';
 import { curveKeyIn, curveKeysIn } from './curve-keys.ts';
@@ -14,7 +14,7 @@ import type { OnProblem } from './renewed-pems.ts';
 const maxClients = 1_024;
 
 const publishing = z.strictObject({
-  /** "ipc:///PATH" or "tcp://127.0.0.1:PORT"; beyond loopback only with curve. */
+  /** "ipc:///PATH" or "tcp://127.0.0.1:PORT"; beyond loopback only with curve, or trustedNetwork. */
   endpoint: z.string().min(1),
   /** Where who missed batches asks for them; null: nowhere. */
   replayEndpoint: z.string().min(1).nullable().default(null),
@@ -51,13 +51,16 @@ const publishing = z.strictObject({
     })
     .nullable()
     .default(null),
+  /** Has to be said beyond loopback where there is no curve: whoever reaches an endpoint reads hashes and token ids. */
+  trustedNetwork: z.boolean().default(false),
 });
-type Endpoints = Pick<z.infer<typeof publishing>, 'endpoint' | 'replayEndpoint' | 'curve'>;
+type Endpoints = Pick<z.infer<typeof publishing>, 'endpoint' | 'replayEndpoint' | 'curve' | 'trustedNetwork'>;
 
 /** What the publisher would refuse to bind. */
-function checkEndpoints({ endpoint, replayEndpoint, curve }: Endpoints, context: z.RefinementCtx): void {
+function checkEndpoints(publisher: Endpoints, context: z.RefinementCtx): void {
+  const { endpoint, replayEndpoint, curve, trustedNetwork } = publisher;
   for (const [key, place] of Object.entries({ endpoint, replayEndpoint })) {
-    const message = place === null ? undefined : unbindable(place, curve !== null);
+    const message = place === null ? undefined : unbindable(place, { hasCurve: curve !== null, trustedNetwork });
     if (message !== undefined) context.addIssue({ code: 'custom', path: [key], message });
   }
 }

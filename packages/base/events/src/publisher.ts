@@ -16,13 +16,13 @@ import { Outbox } from './outbox.ts';
 import { PackedEncoder, type PackedEvents } from './packed-encoder.ts';
 import { PackedPace } from './packed-pace.ts';
 import { type Published, ReplayBuffer } from './replay-buffer.ts';
-import { ReplayServer } from './replay-server.ts';
+import { mostFrameBytes, ReplayServer } from './replay-server.ts';
 import { Authenticator, bindableEndpoint, type CurveServer, checkCurveServer, endpointOfRank } from './security.ts';
 import { socketFiles } from './socket-files.ts';
 
 /** The names are those of vLLM's KVEventsConfig. */
 export interface KvEventPublisherOptions extends Encoding {
-  /** "ipc:///PATH" or "tcp://127.0.0.1:PORT"; beyond loopback only with `curve`. Port * takes a free one. */
+  /** "ipc:///PATH" or "tcp://127.0.0.1:PORT"; beyond loopback only with `curve` or `trustedNetwork`. Port * takes a free one. */
   readonly endpoint: string;
   /** Where missed batches can be asked for; null: nowhere. */
   readonly replayEndpoint?: string | null;
@@ -40,6 +40,8 @@ export interface KvEventPublisherOptions extends Encoding {
   /** With data parallelism: in every batch, and added to the ports. */
   readonly dataParallelRank?: number;
   readonly curve?: CurveServer | null;
+  /** Beyond loopback without `curve`, too: whoever reaches it reads. */
+  readonly trustedNetwork?: boolean;
   /** Unix time in seconds. */
   readonly now?: () => number;
   readonly logger?: { warn(details: object, message: string): void };
@@ -111,11 +113,12 @@ export class KvEventPublisher {
     this.#pace = new PackedPace(options.gatherMs ?? defaults.gatherMs, (packed) => this.#publishNow(packed));
   }
 
-  /** Throws KvError: CONFIG (an endpoint or key that cannot be, or is open without CURVE), LOCKED (address in use), IO. */
+  /** Throws KvError: CONFIG (an endpoint or key that cannot be, or is open to others and may not be), LOCKED (address in use), IO. */
   static async start(options: KvEventPublisherOptions): Promise<KvEventPublisher> {
     const { curve = null, replayEndpoint = null, dataParallelRank: rank = 0 } = options;
+    const openness = { hasCurve: curve !== null, trustedNetwork: options.trustedNetwork ?? false };
     const endpointFor = (endpoint: string, option: string): string =>
-      endpointOfRank(bindableEndpoint(endpoint, option, curve), rank);
+      endpointOfRank(bindableEndpoint(endpoint, option, openness), rank);
     const endpoint = endpointFor(options.endpoint, 'endpoint');
     const replayAt = replayEndpoint === null ? null : endpointFor(replayEndpoint, 'replayEndpoint');
     if (curve) checkCurveServer(curve);
@@ -130,6 +133,7 @@ export class KvEventPublisher {
       linger: 0,
       sendHighWaterMark: options.hwm ?? defaults.hwm,
       sendTimeout: 0,
+      maxMessageSize: mostFrameBytes,
     });
     let replay: ReplayServer | null = null;
     let self: KvEventPublisher | undefined;

@@ -7,6 +7,11 @@ import { type Context, Router } from 'zeromq';
 import { decodeSeq, encodeSeq, endOfReplay, snapshotRequest } from './frames.ts';
 import type { Published, ReplayBuffer } from './replay-buffer.ts';
 
+/**
+ * Bytes of one frame that somebody sends here; whoever sends a longer one is cut off. Requests are eight, subscriptions a topic, and of
+ * CURVE's handshake the longest has some 300, with names of 255 bytes less than 600.
+ */
+export const mostFrameBytes = 1_024;
 /** A client may stop reading for so long. */
 const clientMs = 2_000;
 /** Of making and sending an answer, in one turn of the event loop. */
@@ -29,8 +34,8 @@ export class ReplayServer {
     this.#buffer = buffer;
     this.#snapshot = snapshot;
     // Mandatory: wait for a slow client instead of dropping out of the middle of an answer.
-    const sendHighWaterMark = maxBatches + 1;
-    this.socket = new Router({ context, linger: 0, mandatory: true, sendHighWaterMark, sendTimeout: clientMs });
+    const limits = { sendHighWaterMark: maxBatches + 1, sendTimeout: clientMs, maxMessageSize: mostFrameBytes };
+    this.socket = new Router({ context, linger: 0, mandatory: true, ...limits });
   }
 
   get endpoint(): string {

@@ -1,10 +1,11 @@
 /**
  * Where a publisher may listen, and to whom it talks. Loopback and Unix sockets need nothing; anything beyond is refused
- * unless CURVE is configured: the server's key authenticates us and encrypts, the list of client keys says who may read.
+ * unless CURVE is configured, or the network is said to be trusted. The server's key authenticates us and encrypts, the list of client
+ * keys says who may read.
  * The client keys are checked by ZeroMQ's authentication protocol (ZAP, rfc.zeromq.org/spec/27) inside our own context.
  */
 import { isCurveKey, z85Decode } from '@kvtier/config/curve';
-import { isLoopbackHost, unbindable } from '@kvtier/config/endpoint';
+import { isLoopbackHost, type Openness, unbindable } from '@kvtier/config/endpoint';
 import { KvError } from '@kvtier/errors';
 import { type Context, Reply, type Socket } from 'zeromq';
 
@@ -25,9 +26,9 @@ export interface CurveClient {
   readonly secretKey: string;
 }
 
-/** `endpoint` as ZeroMQ binds it. Throws KvError CONFIG when it cannot be, or may not be without CURVE. */
-export function bindableEndpoint(endpoint: string, option: string, curve: CurveServer | null): string {
-  const why = unbindable(endpoint, curve !== null);
+/** `endpoint` as ZeroMQ binds it. Throws KvError CONFIG when it cannot be, or may not be open to others. */
+export function bindableEndpoint(endpoint: string, option: string, openness: Openness): string {
+  const why = unbindable(endpoint, openness);
   if (why !== undefined) throw new KvError('CONFIG', `${option} ${endpoint}: ${why}`);
   return endpoint.replace(/^tcp:\/\/localhost:/, 'tcp://127.0.0.1:');
 }

@@ -1,6 +1,6 @@
 /** Publisher and subscriber over real ZeroMQ sockets, in this process. */
 import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { networkInterfaces, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { curveKeyPair, Dealer, Subscriber } from 'zeromq';
@@ -214,6 +214,23 @@ it('beyond loopback: refused without CURVE, and with it open to known keys only'
   );
   expect(inside.said()).toEqual(numbers(inside.items.length)); // the first one came over the replay socket
   expect(outside.items).toEqual([]);
+});
+
+/** Of this host, as others reach it. */
+const reached = Object.values(networkInterfaces())
+  .flat()
+  .find((each) => each !== undefined && !each.internal && each.family === 'IPv4')?.address;
+
+it.skipIf(reached === undefined)('beyond loopback: without CURVE where the network is said to be trusted', async () => {
+  const publisher = await start({ endpoint: 'tcp://*:*', replayEndpoint: 'tcp://*:*', trustedNetwork: true });
+  publisher.publish([event(1)]);
+  const there = (address: string | null): string => address!.replace('0.0.0.0', reached!);
+  const other = follow({ endpoint: there(publisher.endpoint), replayEndpoint: there(publisher.replayEndpoint) });
+  await until(
+    () => other.items.length > 1,
+    () => publisher.publish([event(2)]),
+  );
+  expect(other.said()).toEqual(numbers(other.items.length)); // the first one came over the replay socket
 });
 
 it('a key that is renewed: who has the one before is cut off, who has the new one reads on, and lists are of now', async () => {

@@ -18,6 +18,7 @@ const told = new Set<Files>();
 export const tellRenewed =
   (logger: Lines, what: string): ((why: string | undefined, of?: Files) => void) =>
   (why, of) => {
+    letGo();
     if (of !== undefined) told[why === undefined ? 'delete' : 'add'](of);
     if (why === undefined) {
       logger.info(`${what} in use`);
@@ -31,4 +32,12 @@ export const tellRenewed =
 export const refusedRenewals = (): number => refused;
 
 /** Of which what lies there now cannot be used. */
-export const refusedFiles = (): number => [...told].filter(({ isRefused }) => isRefused).length;
+export const refusedFiles = (): number => {
+  letGo();
+  return told.size;
+};
+
+/** Who stops looking at refused files says nothing: they are not refused any more. */
+function letGo(): void {
+  for (const files of told) if (!files.isRefused) told.delete(files);
+}

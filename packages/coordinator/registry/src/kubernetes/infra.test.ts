@@ -13,6 +13,7 @@ interface Probe {
 }
 interface Container {
   readonly name: string;
+  readonly image: string;
   readonly command?: readonly string[];
   readonly args?: readonly string[];
   readonly restartPolicy?: string;
@@ -30,6 +31,18 @@ interface Container {
   readonly readinessProbe?: Probe;
   readonly lifecycle?: { readonly preStop: { readonly exec: { readonly command: readonly string[] } } };
   readonly volumeMounts: readonly { readonly name: string; readonly mountPath: string }[];
+}
+interface Compose {
+  readonly services: Readonly<
+    Record<
+      string,
+      {
+        readonly image: string;
+        readonly environment?: { readonly KVTIER_CONFIG: string };
+        readonly volumes?: readonly string[];
+      }
+    >
+  >;
 }
 interface Pod {
   readonly containers: readonly Container[];
@@ -121,6 +134,39 @@ it('what is mounted is there, and what is selected too', () => {
       for (const { name } of volumeMounts) expect(volumes).toContain(name);
     expect(template.metadata.labels).toMatchObject(selector.matchLabels);
   }
+});
+
+const workdirs = [...textOf('Dockerfile').matchAll(/^WORKDIR (\S+)$/gm)].map(([, folder]) => folder!);
+/** Where the image has its programs, and starts them. */
+const imageDir = workdirs.at(-1)!;
+
+const isBelow = (path: string, folder: string): boolean => `${path}/`.startsWith(folder === '/' ? '/' : `${folder}/`);
+/** Over the image's folder, in it, or above it. */
+const isOverImage = (path: string): boolean => isBelow(path, imageDir) || isBelow(imageDir, path);
+
+it('the image has its programs where they were built: bundles name that folder', () => {
+  expect(workdirs).toEqual([imageDir, imageDir]);
+  expect(textOf('Dockerfile')).toContain(`\nCOPY --from=build ${imageDir} ${imageDir}\n`);
+});
+
+it('no mount hides the programs of the image', () => {
+  const ours = workloads.flatMap(({ manifest: { spec } }) =>
+    containersOf(spec.template).filter(({ image }) => image.startsWith('kvtier:')),
+  );
+  expect(ours.map(({ name }) => name).toSorted()).toEqual(['cache-node', 'cache-node', 'coordinator', 'folders']);
+  const paths = ours.flatMap(({ volumeMounts }) => volumeMounts.map(({ mountPath }) => mountPath));
+  expect(paths.filter(isOverImage)).toEqual([]);
+});
+
+it('compose mounts nothing over the image, and finds the model in it', () => {
+  const [compose] = loadAllYaml(textOf('../docker-compose.yml')) as [Compose];
+  const models = Object.values(compose.services).flatMap(({ image, environment, volumes = [] }) => {
+    if (!image.startsWith('kvtier:')) return [];
+    expect(volumes.map((volume) => volume.split(':')[1]!).filter(isOverImage)).toEqual([]);
+    const config = JSON.parse(environment?.KVTIER_CONFIG ?? '{}') as { readonly modelDir?: string };
+    return config.modelDir === undefined ? [] : [config.modelDir];
+  });
+  expect(models).toEqual(Array.from({ length: 3 }, () => `${imageDir}/models/demo/model`));
 });
 
 it('infra/README.md lists every file', () => {
