@@ -203,7 +203,7 @@ function drawing(question: Question, split: Split, full: number): Split {
   if (pauseS + question.late.pauseS(pauseS) > itlS) return asIs;
   const without = ownCostOf(question, split.plainS, split.plainS + stepS(decode));
   if (ownCostOf(question, earlyS, plainS) > without) return asIs;
-  return { ...split, pauseS, draws: true };
+  return { ...split, earlyS, pauseS, draws: true };
 }
 
 /**

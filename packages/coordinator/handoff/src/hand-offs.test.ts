@@ -295,3 +295,79 @@ it('a decode side that stood still behind first tokens gives them itself, until 
   vi.advanceTimersByTime(60_000);
   expect(await drawn()).toBe(true);
 });
+
+it('a first token that the prefill side gave is compared with its own prediction, and the decode side’s with the decode side’s', async () => {
+  const workers = new FakeWorkers();
+  const decode = workers.add('d')!;
+  workers.add('p');
+  for (const [at, role] of (['decode', 'prefill'] as const).entries()) {
+    Object.assign(workers.all[at]!, { record: recordOf(role, { role, node: `n${at}` }) });
+    Object.assign(workers.all[at]!.load, { prefillTokensPerS: 1_000, stepS: 0.01 });
+  }
+  // 161 tokens at the prefill side; 160 there, and a token and a step at the decode side.
+  const [earlyS, plainS] = [0.161, 0.171];
+  const [lateS, before] = [0.06, 0.08];
+  let isGiven = true;
+  let answered = (): void => {};
+  const engines = {
+    workers: () => workers.all,
+    sent: (...sent: Parameters<FakeWorkers['sent']>) => workers.sent(...sent),
+    engine: () => ({ changeHandOff: async () => true, tellFirstToken: async () => true }),
+    follow: async (number: number, _request: GenerateRequest, _signal: AbortSignal, onEvent: OnEvent) => {
+      if (number === 0) {
+        const isReady = new Promise<void>((resolve) => {
+          answered = resolve;
+        });
+        onEvent(event({ handOff: { localBlocks: 0, readyBlocks: 0 } }));
+        await isReady;
+        vi.advanceTimersByTime(before * 1_000);
+        onEvent(event({ tokenIds: [1, 2], finishReason: 'length' }));
+        return;
+      }
+      vi.advanceTimersByTime((plainS + lateS - before) * 1_000);
+      const ready = { handOff: { localBlocks: 0, readyBlocks: 10 } };
+      onEvent(event(isGiven ? { ...ready, tokenIds: [1] } : { ...ready, finishReason: 'prefilled' }));
+      answered();
+    },
+  } as unknown as HandOffEngines;
+  const limits = { split: 'always', itlMs: 10_000 } as const;
+  const handOffs = new HandOffs({ engines, holdings: nothingHeld, logger: createLogger('test', 'silent'), limits });
+  /** Milliseconds to the decode side's first token, as the answer's header says. */
+  const predicted = async (ttftMs?: number): Promise<number> => {
+    let said = '';
+    await handOffs.follow(
+      { worker: decode, share: { requestId: 'r', tokensAhead: 0, blocks: 0, loadS: 0 } } as unknown as Parameters<
+        HandOffs['follow']
+      >[0],
+      { ...asked, arrivedMs: performance.now(), ttftMs },
+      greedy({ requestId: 'r' }),
+      new AbortController().signal,
+      () => {},
+      ({ line }) => {
+        said = line;
+      },
+    );
+    return Number(/; first token (\d+) ms/.exec(said)![1]);
+  };
+  const sums = async (): Promise<number[]> => {
+    const text = await handOffs.metrics.text();
+    return ['predicted', 'seen'].map((what) =>
+      Number(new RegExp(`first_token_seconds_sum\\{decision="split",what="${what}"\\} ([\\d.]+)`).exec(text)![1]),
+    );
+  };
+  expect(await predicted()).toBe(175); // 4 ms later, since nobody has tried
+  const asSums = (count: number) =>
+    [earlyS * count, (plainS + lateS - before) * count].map((s) => expect.closeTo(s, 9));
+  expect(await sums()).toEqual(asSums(1));
+  for (let i = 1; i < 100; i++) await predicted();
+  expect(await sums()).toEqual(asSums(100));
+  await expect(predicted(165)).resolves.toBeGreaterThan(0); // let in: the early token is in time
+  // It was to come early, and the decode side drew it.
+  isGiven = false;
+  const [earlier, seenEarlier] = await sums();
+  const saidMs = await predicted();
+  const [now, seen] = await sums();
+  expect(now! - earlier!).toBeCloseTo(saidMs / 1_000, 3);
+  expect(seen! - seenEarlier!).toBeCloseTo(plainS + lateS, 9);
+  await expect(predicted(165)).resolves.toBeGreaterThan(0); // one in a hundred
+});

@@ -20,7 +20,7 @@ import { HandOff, type HandOffEngines, type Shortfall, type Took } from './hand-
 import { Lateness, LatestOfWorkers, type Whose } from './late.ts';
 import { LinkRate } from './link-rate.ts';
 import { HandOffMetrics } from './metrics.ts';
-import type { Question, SplitMode } from './question.ts';
+import type { Question, Side, SplitMode } from './question.ts';
 import { sidesOf } from './sides.ts';
 import { stepS } from './times.ts';
 
@@ -84,8 +84,12 @@ export class HandOffs {
   readonly #options: HandOffsOptions;
   readonly #limits: HandOffLimits;
   readonly #late = new Lateness(firstLateS, mostLateS);
-  /** The same of nine in ten, by the decode worker: whoever is let in is to be in time. */
-  readonly #latest = { alone: new LatestOfWorkers(mostLateS), split: new LatestOfWorkers(mostLateS) };
+  /** The same of nine in ten, by the decode worker: whoever is let in is to be in time. `early`: of splits whose prefill side draws. */
+  readonly #latest = {
+    alone: new LatestOfWorkers(mostLateS),
+    split: new LatestOfWorkers(mostLateS),
+    early: new LatestOfWorkers(mostLateS),
+  };
   /** The same of the pauses behind the first tokens that prefill sides give. */
   readonly #pauses = new LatestOfWorkers(mostLateS);
   readonly #legs = new Map<number, number>();
@@ -140,8 +144,6 @@ export class HandOffs {
     const question = this.#questionOf(choice, asked, begunMs, noneFailed);
     const decision = decide(question);
     const { split } = decision;
-    const way = split === undefined ? 'alone' : 'split';
-    const { plainS } = decision.expected;
     this.#admit(decision, asked, choice.worker, question.waitedS, begunMs);
     this.metrics.decided(decision);
     const line = lineOf(question, decision);
@@ -152,12 +154,22 @@ export class HandOffs {
     told({ line, prefill: split?.prefill.name, degraded: degradedOf(lacks) });
     const { number } = choice.worker;
     const seenS = (): number => (performance.now() - begunMs) / 1000;
+    const whose = whoseOf(asked, choice.worker);
+    let hasDecoded = false;
+    const decoded = (): void => {
+      hasDecoded = true;
+      this.#learn(decision, whose, seenS());
+    };
     let isFirst = true;
     const first = (): void => {
       if (!isFirst) return;
       isFirst = false;
-      this.#learn(decision, seenS());
-      this.#latest[way].came(whoseOf(asked, choice.worker), plainS, seenS(), performance.now());
+      // What is decided weighs when the client has its first token: a split that gives it early is worth as much more.
+      this.#late.came(split !== undefined, decision.expected.plainS, seenS());
+      if (split === undefined) decoded();
+      if (split?.draws) this.#latest.early.came(whose, split.earlyS, seenS(), performance.now());
+      // One that was to be drawn early may come from the decode side all the same.
+      this.metrics.came(decision, split === undefined || hasDecoded ? decision.expected.ttftS : split.earlyS, seenS());
     };
     let isAwaiting = split !== undefined;
     const awaited = (): void => {
@@ -206,6 +218,7 @@ export class HandOffs {
         },
         firstToken: (local, come, hidden) => {
           this.metrics.handedOff(split, local, come, hidden);
+          decoded();
           awaited();
         },
         took: (took) => told({ line, prefill, degraded, took }),
@@ -213,10 +226,10 @@ export class HandOffs {
           // Behind a first token that the decode side draws, a step lies between it and the next.
           const seenS = seconds + (isGiven ? 0 : stepS(question.decode));
           if (isGiven) this.metrics.paused(split.pauseS, seconds);
-          this.#pauses.came(whoseOf(asked, choice.worker), split.pauseS, seenS, performance.now());
+          this.#pauses.came(whose, split.pauseS, seenS, performance.now());
         },
         travelled: (transfer) => {
-          if (split.travels > 0) this.#linkOf(node).came(transfer);
+          if (split.travels > 0) this.#linkOf(node).came(transfer, performance.now(), ownPerS(question.decode));
         },
       },
     });
@@ -238,6 +251,7 @@ export class HandOffs {
       (number) => this.#awaiting.get(number) ?? 0,
     );
     const link = this.#links.get(decode.node ?? '');
+    const otherwise = Math.max(ownPerS(decode), link?.atLeast ?? 0);
     return {
       mode: split,
       tokens: asked.tokens,
@@ -248,7 +262,7 @@ export class HandOffs {
       waitedS: Math.max(nowMs - asked.arrivedMs, 0) / 1000,
       ttftS: (asked.ttftMs ?? ttftMs) / 1000,
       itlS: (asked.itlMs ?? itlMs) / 1000,
-      linkBlocksPerS: link?.perS || Math.max(decode.loadBlocksPerS[peer] ?? 0, link?.atLeast ?? 0),
+      linkBlocksPerS: link?.perS(nowMs) || otherwise,
       pendingBlocks: this.#pending.get(decode.node ?? '') ?? 0,
       legsPerWorker: maxLegsPerWorker,
       legsLeft: maxLegs - this.#open,
@@ -291,10 +305,10 @@ export class HandOffs {
     const { ttftMs } = asked;
     if (ttftMs === undefined) return;
     // Its first token comes by then, nine times in ten.
-    const { plainS } = expected;
-    const latest = this.#latest[split === undefined ? 'alone' : 'split'];
+    const firstS = split?.draws ? split.earlyS : expected.plainS;
+    const latest = this.#latest[split?.draws ? 'early' : wayOf(split)];
     const lateS =
-      waitedS + plainS + latest.s(whoseOf(asked, worker), plainS, nowMs, believedTargets * ttftMs) - ttftMs / 1000;
+      waitedS + firstS + latest.s(whoseOf(asked, worker), firstS, nowMs, believedTargets * ttftMs) - ttftMs / 1000;
     if (lateS <= 0) return;
     this.metrics.refused('late');
     const comes = `its first token would come ${(lateS * 1000).toFixed(0)} ms after the ${ttftMs} ms that it may take`;
@@ -312,10 +326,9 @@ export class HandOffs {
     return { stallMs: Math.ceil(stall), deadlineMs };
   }
 
-  #learn(decision: Decision, seenS: number): void {
-    const { expected, split } = decision;
-    this.metrics.came(decision, expected.ttftS, seenS);
-    this.#late.came(split !== undefined, expected.plainS, seenS);
+  /** The decode side has its first token, whoever gave the client one before. */
+  #learn({ expected: { plainS }, split }: Decision, whose: Whose, seenS: number): void {
+    this.#latest[wayOf(split)].came(whose, plainS, seenS, performance.now());
   }
 
   #linkOf(node: string): LinkRate {
@@ -342,7 +355,12 @@ export class HandOffs {
 
 const noneFailed: ReadonlySet<number> = new Set();
 
+const wayOf = (split: Split | undefined): 'alone' | 'split' => (split === undefined ? 'alone' : 'split');
+
 const whoseOf = ({ model }: Asked, { record }: Worker): Whose => ({ model, worker: record.name });
+
+/** Blocks a second from other nodes, as its engine says; 0: it does not. */
+const ownPerS = ({ loadBlocksPerS }: Side): number => loadBlocksPerS[peer] ?? 0;
 
 const degradedOf = (why: Shortfall | string | undefined): string | undefined =>
   why === undefined ? undefined : `handoff-${why}`;

@@ -63,7 +63,7 @@ it.each([
     admitted[isLate ? 'late' : 'good']++;
     inTime.came(0.6, isLate ? 1.4 : 0.55, { model, worker }, nowMs);
   }
-  expect(admitted).toEqual({ late: 125, good: 3_500 });
+  expect(admitted).toEqual({ late: 84, good: 3_500 });
 });
 
 it('of more workers than are remembered the one that nobody came from for longest is forgotten', () => {

@@ -48,6 +48,9 @@ const inTen = 0.9;
  * later (the bound of conformal prediction, Vovk et al. 2005), from the tenth that came on: whatever makes predictions wrong, it is
  * known once it has befallen ten. Whoever refuses by it learns nothing of those that it refuses: it is believed less the longer none
  * came, so that one is let in again and shows how it is now.
+ *
+ * Nothing counts as later than as long again as was predicted, or than `maxS` where that is more: what is predicted to wait for seconds
+ * behind others is wrong by as large a part of them.
  */
 export class Latest {
   readonly #maxS: number;
@@ -60,7 +63,7 @@ export class Latest {
   /** Seconds, of what is predicted to take so long; half of it after each `halfMs` that none came. */
   s(predictedS: number, nowMs: number, halfMs: number): number {
     const ring = this.#sizes[sizeOf(predictedS)]!;
-    const lateS = Math.min(Math.max(ring.lateS, 0), this.#maxS);
+    const lateS = Math.min(Math.max(ring.lateS, 0), Math.max(this.#maxS, predictedS));
     return lateS * 0.5 ** (Math.max(nowMs - ring.cameMs, 0) / halfMs);
   }
 

@@ -1,15 +1,17 @@
 /** What is learned from how hand-offs went. */
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
+import { type Decision, decide } from './decision.ts';
 import { Late, Lateness, Latest } from './late.ts';
 import { LinkRate, type Transfer } from './link-rate.ts';
+import { question, side } from './testing/questions.ts';
 
 it('a link that is waited for is measured; one that is not is as fast as what came over it, at least', () => {
   const rate = new LinkRate();
   const link = {
-    came: (one: Omit<Transfer, 'lastBlocks'>) => rate.came({ ...one, lastBlocks: 0 }),
+    came: (one: Omit<Transfer, 'lastBlocks'>) => rate.came({ ...one, lastBlocks: 0 }, 0),
     get perS() {
-      return rate.perS;
+      return rate.perS(0);
     },
   };
   expect(link.perS).toBe(0);
@@ -29,23 +31,97 @@ it('a link that is waited for is measured; one that is not is as fast as what ca
 });
 
 it('a link that nobody waits for is as fast as the last blocks came, which nothing hid', () => {
-  const link = new LinkRate();
+  const rate = new LinkRate();
+  const link = {
+    came: (one: Transfer) => rate.came(one, 0),
+    get figures() {
+      return [rate.perS(0), rate.atLeast];
+    },
+  };
   const last = { blocks: 100, tookS: 1.2, afterS: 0.01 };
   link.came({ ...last, lastBlocks: 3 }); // as long as the way is
-  expect(link.atLeast).toBe(0);
+  expect(link.figures).toEqual([0, 0]);
   link.came({ ...last, lastBlocks: 10 });
-  expect([link.perS, link.atLeast]).toEqual([0, 1_000]);
+  expect(link.figures).toEqual([0, 1_000]);
   link.came({ ...last, lastBlocks: 30 });
-  expect(link.atLeast).toBe(1_500);
+  expect(link.figures).toEqual([0, 1_500]);
   link.came({ ...last, lastBlocks: 20, afterS: 0 }); // told late: not at once
-  expect(link.atLeast).toBe(3_625);
-  // It has become slow, and what is measured counts; then fast again.
-  link.came({ blocks: 100, lastBlocks: 40, tookS: 2, afterS: 0.8 });
-  expect(link.perS).toBe(50);
+  expect(link.figures).toEqual([0, 3_625]);
+  // It has become slow, and what is measured twice counts; then fast again.
+  for (let i = 0; i < 2; i++) link.came({ blocks: 100, lastBlocks: 40, tookS: 2, afterS: 0.8 });
   link.came({ ...last, blocks: 40, lastBlocks: 20, afterS: 0 }); // told late: no news of a link that was measured
-  expect([link.perS, link.atLeast]).toEqual([50, 50]);
+  expect(link.figures).toEqual([50, 50]);
   for (let i = 0; i < 30; i++) link.came({ ...last, lastBlocks: 10 });
-  expect(link.perS).toBeGreaterThan(990);
+  expect(rate.perS(0)).toBeGreaterThan(990);
+});
+
+/** Half a second of computing over a link that stood still for 2.7 s. */
+const stalled = { blocks: 500, lastBlocks: 450, tookS: 3, afterS: 2.7 };
+/** 500 blocks, which both sides compute in 0.8 s; the decode side has streams. */
+const rates = { prefillTokensPerS: 10_000, maxStepTokens: 2_048, stepS: 0.008, stepPerRequestS: 0.0002 };
+const decided = (linkBlocksPerS: number): Decision =>
+  decide(
+    question({
+      ...{ tokens: 8_001, linkBlocksPerS },
+      ...{
+        decode: side(0, { ...rates, role: 'decode', running: 8 }),
+        others: [side(1, { ...rates, role: 'prefill' })],
+      },
+    }),
+  );
+
+it('one transfer that stood still closes no link: what it was measured as is forgotten, and prompts travel again', () => {
+  const link = new LinkRate();
+  link.came(stalled, 0);
+  expect(link.perS(0)).toBeCloseTo(500 / 3, 9);
+  expect(decided(link.perS(0)).split).toBeUndefined();
+  expect(link.perS(120_000)).toBeCloseTo(2_000 / 3, 9);
+  const split = decided(link.perS(240_000)).split!;
+  expect(split.travels).toBe(500);
+  // They come as they are computed, and the last ones show how fast it is.
+  link.came({ blocks: 500, lastBlocks: 32, tookS: 0.8, afterS: 0.0064 }, 240_000);
+  expect(link.perS(240_000)).toBeCloseTo(8_000 / 3, 9); // nothing speaks against it
+  for (let i = 0; i < 3; i++) link.came({ blocks: 500, lastBlocks: 32, tookS: 0.8, afterS: 0.0064 }, 240_000);
+  expect(link.perS(240_000)).toBeGreaterThan(2_900);
+});
+
+it('a first measurement that is far less than all else that is known waits for a second one', () => {
+  const slow = (link: LinkRate, ownPerS: number): number => {
+    link.came(stalled, 0, ownPerS);
+    return link.perS(0);
+  };
+  const measured = 500 / 3;
+  const own = new LinkRate();
+  expect([slow(own, 1_000), slow(own, 1_000)]).toEqual([0, measured]);
+  const seen = new LinkRate();
+  seen.came({ blocks: 500, lastBlocks: 32, tookS: 0.8, afterS: 0.032 }, 0);
+  expect([slow(seen, 0), slow(seen, 0)]).toEqual([0, measured]);
+  // One by itself, again and again.
+  const fine = new LinkRate();
+  for (let i = 0; i < 5; i++) {
+    expect(slow(fine, 1_000)).toBe(0);
+    fine.came({ blocks: 500, lastBlocks: 32, tookS: 0.8, afterS: 0.032 }, 0);
+  }
+  // As others say, more or less.
+  expect(slow(new LinkRate(), 300)).toBe(measured);
+});
+
+it('a link that is really slow is known as slow by each try, and tried the more seldom', () => {
+  const link = new LinkRate();
+  const perS = 50;
+  link.came({ blocks: 500, lastBlocks: 450, tookS: 500 / perS, afterS: 9 }, 0);
+  const triedS: number[] = [];
+  for (let s = 0; s < 6_000; s += 20) {
+    const { split } = decided(link.perS(s * 1_000));
+    if (split === undefined) continue;
+    triedS.push(s);
+    const tookS = split.travels / perS;
+    const hidden = Math.floor(split.computeS * perS);
+    const one = { blocks: split.travels, lastBlocks: split.travels - hidden, tookS, afterS: tookS - split.computeS };
+    link.came(one, s * 1_000);
+    expect(link.perS(s * 1_000)).toBeCloseTo(perS, 9);
+  }
+  expect(triedS).toEqual([180, 700, 2_700, 5_440]);
 });
 
 it('whatever comes, a rate is finite, and stays one once it is one', () => {
@@ -62,10 +138,13 @@ it('whatever comes, a rate is finite, and stays one once it is one', () => {
   fc.assert(
     fc.property(transfers, (all) => {
       const link = new LinkRate();
+      let nowMs = 0;
       for (const one of all) {
-        const before = link.perS;
-        link.came(one);
-        expect(Number.isFinite(link.perS) && (before > 0 ? link.perS > 0 : link.perS >= 0)).toBe(true);
+        const before = link.perS(nowMs);
+        nowMs += one.tookS * 1_000;
+        link.came(one, nowMs, one.afterS);
+        const after = link.perS(nowMs);
+        expect(Number.isFinite(after) && (before > 0 ? after > 0 : after >= 0)).toBe(true);
       }
     }),
   );
@@ -96,6 +175,14 @@ it('what nine in ten do not pass is of one size of prediction, and believed less
   expect(latest.s(0.02, 10_399, 100)).toBe(0.5);
 });
 
+it('what is predicted to take seconds counts as late as it came, up to as long again', () => {
+  const latest = new Latest(0.5);
+  for (let i = 0; i < 20; i++) latest.came(4, 5.2, 0);
+  expect(latest.s(4, 0, 1_000)).toBeCloseTo(1.2, 9);
+  for (let i = 0; i < 20; i++) latest.came(4, 60, 0);
+  expect([latest.s(4, 0, 1_000), latest.s(3, 0, 1_000), latest.s(1, 0, 1_000)]).toEqual([4, 3, 0]);
+});
+
 it('of requests that come as others did, nine in ten are no later than the last few say, whatever came before', () => {
   const lateness = fc.double({ min: 0, max: 0.4, noNaN: true });
   const some = (many: number, least = 0) => fc.array(lateness, { minLength: least, maxLength: many });
@@ -119,7 +206,7 @@ it('what makes predictions wrong is known once it has befallen ten, and is forgo
   latest.came(1.5, 100, 0);
   expect(lateS()).toBe(0); // one of 20 that is very late is none of the nine in ten
   latest.came(1.5, 100, 0);
-  expect(lateS()).toBe(0.5);
+  expect(lateS()).toBe(1.5);
   for (let i = 0; i < 20; i++) latest.came(1.5, 1.75, 0);
   expect(lateS()).toBe(0.25);
   for (let i = 0; i < 18; i++) latest.came(1.5, 1.5, 0);

@@ -4,8 +4,21 @@
  * the prompt's computing, it is as fast as that at least, and as fast as the last ones came of which nothing hid the way: which raises a
  * rate that was measured, and is none where nothing was, but more than what anybody guesses. Where blocks are few it is their way which
  * takes its time.
+ *
+ * A link that stood still once is not a slow one: a first measurement that is far less than all else that is known waits for a second one.
+ * And what was measured is forgotten: by a rate that is too low nothing travels any more, and nothing would correct it.
  */
 const weight = 0.25;
+/** Rates that are more than so many times each other are not alike: a first measurement among them may be an accident. */
+const farMore = 2;
+/**
+ * Without a measurement for so long, or for as long as it has been measured alike, a block is believed to take half as long. So a link that
+ * stood still for seconds takes prompts again after some minutes. One that is really slow is tried as well, and after each time that was in
+ * vain more seldom: where prompts pay only at eight times its rate, after three minutes first, every three quarters of an hour at last.
+ */
+const halfMs = { least: 60_000, most: 960_000 };
+/** By then any link is believed to be as fast as need be. */
+const mostHalves = 20;
 /** Of its time, that the last block came after it was ready, for the link to have been what was waited for. */
 const bottleneck = 0.2;
 const leastS = 0.002;
@@ -24,11 +37,18 @@ export interface Transfer {
 
 export class LinkRate {
   #perS = 0;
+  #measuredMs = 0;
+  /** Since when it has been measured alike. */
+  #sinceMs = 0;
   #atLeast = 0;
+  /** The last transfer of many blocks was a first measurement that does not count yet. */
+  #isDoubted = false;
 
-  /** 0: it has not been what was waited for. */
-  get perS(): number {
-    return this.#perS;
+  /** As measured, and the more the longer ago; 0: it has not been what was waited for. */
+  perS(nowMs: number): number {
+    const halfOfMs = Math.min(Math.max(this.#measuredMs - this.#sinceMs, halfMs.least), halfMs.most);
+    const halves = Math.max(nowMs - this.#measuredMs, 0) / halfOfMs;
+    return this.#perS * 2 ** Math.min(halves, mostHalves);
   }
 
   /** As the last blocks came, of late; 0: they were never more than a few. */
@@ -36,23 +56,36 @@ export class LinkRate {
     return this.#atLeast;
   }
 
-  came({ blocks, lastBlocks, tookS, afterS }: Transfer): void {
+  /** `ownPerS`: as the decode side's engine says; 0: it does not. */
+  came({ blocks, lastBlocks, tookS, afterS }: Transfer, nowMs: number, ownPerS = 0): void {
     if (blocks < 1) return;
     const seen = blocks / Math.max(tookS, leastS);
     const isBottleneck = blocks >= manyBlocks && afterS > Math.max(leastS, bottleneck * tookS);
     if (isBottleneck) {
+      const isFirst = this.#perS === 0 && !this.#isDoubted;
+      this.#isDoubted = isFirst && seen * farMore < Math.max(ownPerS, this.#atLeast);
+      if (this.#isDoubted) return;
+      if (!areAlike(seen, this.#perS)) this.#sinceMs = nowMs;
       this.#perS = this.#mean(this.#perS, seen);
+      this.#measuredMs = nowMs;
       this.#atLeast = this.#perS; // what it once was is no bound any more
       return;
     }
+    if (blocks >= manyBlocks) this.#isDoubted = false;
     // No time at all: it was told late that the last one was ready. Beside a rate that was measured this says nothing.
     const isTimed = afterS > leastS || this.#perS === 0;
     if (lastBlocks >= someBlocks && isTimed)
       this.#atLeast = this.#mean(this.#atLeast, lastBlocks / Math.max(afterS, leastS));
-    if (this.#perS > 0) this.#perS = Math.max(this.#perS, seen, this.#atLeast);
+    const least = Math.max(seen, this.#atLeast);
+    if (this.#perS === 0 || least < this.perS(nowMs)) return; // what is forgotten stays so: nothing was waited for
+    if (!areAlike(least, this.#perS)) this.#sinceMs = nowMs;
+    this.#perS = least;
+    this.#measuredMs = nowMs;
   }
 
   #mean(perS: number, seen: number): number {
     return perS === 0 ? seen : perS + (seen - perS) * weight;
   }
 }
+
+const areAlike = (one: number, other: number): boolean => Math.max(one, other) <= farMore * Math.min(one, other);
