@@ -10,12 +10,16 @@ import { toHttpError } from './errors.ts';
 export const isOfEvents = ({ headers }: Forwarded): boolean =>
   /^text\/event-stream\b/i.test(String(headers['content-type'] ?? ''));
 
+const [space, closingBracket] = [0x20, 0x5d];
+
 export class AnswerEnd {
   readonly #tail = new AnswerTail();
   /** 200, and bytes that say what they seem to. */
   readonly #isRead: boolean;
   readonly #isStream: boolean;
   readonly #counted: (usage: Usage) => void;
+  /** Its last bytes but blank ones may be those of [DONE]: of each piece only that is looked at, and not what is kept of all. */
+  #mayBeDone = false;
 
   constructor(answer: Forwarded, counted: (usage: Usage) => void) {
     this.#isRead = answer.status === 200 && (answer.headers['content-encoding'] ?? 'identity') === 'identity';
@@ -24,12 +28,16 @@ export class AnswerEnd {
   }
 
   push(piece: Buffer): void {
-    if (this.#isRead) this.#tail.push(piece);
+    if (!this.#isRead) return;
+    this.#tail.push(piece);
+    let last = piece.length - 1;
+    while (last >= 0 && piece[last]! <= space) last--;
+    if (last >= 0) this.#mayBeDone = piece[last] === closingBracket;
   }
 
   /** Of a stream: its client has all of it, whatever becomes of the connection. */
   isDone(): boolean {
-    return this.#isStream && this.#tail.isDone();
+    return this.#isStream && this.#mayBeDone && this.#tail.isDone();
   }
 
   /** It came whole. False: it is a stream that says itself that it failed. */

@@ -88,9 +88,9 @@ export class Answer {
         isWhole = true;
         return;
       } catch (error) {
+        // All of it was told: how its call ended then is nothing to it, unless that is its client's leaving.
+        if (this.#isFinished && !signal.aborted && !(error instanceof KvError && error.code === 'CANCELLED')) return;
         tries.failed(error, choice, signal);
-        // Its worker was lost while a slow reader kept the last word from being passed on.
-        if (this.#isFinished) return;
         this.#listener.retried(error, choice);
       } finally {
         choice.ended(isWhole ? this.#given.length : undefined);

@@ -1,6 +1,6 @@
 /** Who is not answered, and what one client cannot take from the others. */
 import { connect, type Socket } from 'node:net';
-import { say } from '@kvtier/registry/testing';
+import { event, say } from '@kvtier/registry/testing';
 import { describe, expect, it, vi } from 'vitest';
 import { Harness, ids, jsonOf } from './testing/harness.ts';
 
@@ -74,14 +74,20 @@ describe('a client that never reads', () => {
   it.each(['whole', 'streamed'])('is cut off, when its answer is %s', async (how) => {
     at.engine.description = { ...at.engine.description, maxModelTokens: 131_072 };
     await at.open({ limits: { unreadMs: 300 } });
+    const [word, count] = [' Photographer', 100_000];
+    // More than the kernel takes for it: 26 MB of answers, or 52 MB of echoes, which only a stream may have.
+    const isStreamed = how === 'streamed';
     at.engine.script = say(ids(' 34'), 'length');
-    // 52 MB: more than the kernel takes for it.
-    const body = JSON.stringify({
-      prompt: ' Photographer'.repeat(100_000),
-      echo: true,
-      n: 40,
-      stream: how === 'streamed',
-    });
+    if (!isStreamed)
+      at.engine.script = (call) => {
+        call.write(event({ tokenIds: Array<number>(count).fill(ids(word)[0]!), finishReason: 'length' }));
+        call.end();
+      };
+    const body = JSON.stringify(
+      isStreamed
+        ? { prompt: word.repeat(count), echo: true, n: 40, stream: true }
+        : { prompt: 'a', max_tokens: count, n: 20 },
+    );
     const socket = connect(port(), '127.0.0.1').pause();
     socket.on('error', () => {});
     const closed = new Promise((resolve) => socket.once('close', resolve));

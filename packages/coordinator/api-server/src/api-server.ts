@@ -141,9 +141,9 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
     closers.push(() => keys.close());
     return keys;
   };
-  const text = options.text ?? new TextPool();
-  const { engines, dispatch, degraded = nothing, guesses, media = [] } = options;
   const metrics = new RequestMetrics();
+  const text = options.text ?? new TextPool({ onReread: rereadTold(metrics, logger) });
+  const { engines, dispatch, degraded = nothing, guesses, media = [] } = options;
   const onWaiting = (count: number): void => metrics.expecting.set(count);
   const leftAtMs = (model?: string): number | undefined => models.leftAtMs(model);
   const expected = new Expected({ engines, awayMs: limits.absentMs, leftAtMs, onWaiting });
@@ -233,6 +233,21 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
     }
   };
   return { open, close };
+}
+
+/** It counts each, and warns once. */
+export function rereadTold({ rereads }: RequestMetrics, logger: Logger): (model: string, heapMiB: number) => void {
+  let isTold = false;
+  return (model, heapMiB) => {
+    rereads.inc();
+    if (!isTold)
+      logger.warn(
+        { model },
+        `the tokenizers of all models do not fit into ${heapMiB} MiB of a thread that reads texts: ` +
+          'requests wait while they are read anew; serve fewer models by one coordinator',
+      );
+    isTold = true;
+  };
 }
 
 /** What the configuration's schema has made sure of, for whoever calls without one. @throws KvError CONFIG */

@@ -4,8 +4,8 @@
  * them instead of failing. So is the next worker of a model whose last one has left.
  *
  * Invariants: a worker is expected for `awayMs` from when it went away, and no longer; one that drains or was refused is not. Who waits
- * is looked at when something changed, in the order in which they came and a few a turn, so that a crowd which goes on holds up nobody
- * else. They are as many as requests may be in progress.
+ * is looked at when something changed, in the order in which they came and a few a turn, so that a crowd holds up nobody else; workers are
+ * looked at once a turn for all who wait for the same model. They are as many as requests may be in progress.
  */
 import type { Worker } from '@kvtier/registry';
 import type { Engines } from './engines.ts';
@@ -25,8 +25,9 @@ interface Waiting {
   readonly end: () => void;
 }
 
-/** Go on in one turn at most. */
+/** Go on in one turn at most, and are asked whether they do. */
 const perTurn = 64;
+const askedPerTurn = 1_024;
 
 export class Expected {
   readonly awayMs: number;
@@ -36,6 +37,11 @@ export class Expected {
   readonly #waiting = new Set<Waiting>();
   readonly #openedMs = performance.now();
   #look: NodeJS.Immediate | undefined;
+  /** Those who have still to be asked since the change before; and whether there was another one since. */
+  #rest: Iterator<Waiting> | undefined;
+  #isChanged = false;
+  /** While many are asked in one turn: what was found for the first of each model. */
+  #found: { readonly untilMs: Map<string | undefined, number>; readonly isServed: Map<string, boolean> } | undefined;
   #closed = false;
 
   constructor({ engines, awayMs, leftAtMs = () => undefined, onWaiting = () => {} }: ExpectedOptions) {
@@ -52,6 +58,10 @@ export class Expected {
 
   /** performance.now() until which a worker that may serve this model is expected; undefined: of any model. In the past: nobody is. */
   untilMs(model?: string): number {
+    return remembered(this.#found?.untilMs, model, () => this.#untilMs(model));
+  }
+
+  #untilMs(model: string | undefined): number {
     let untilMs = Number.NEGATIVE_INFINITY;
     if (this.#closed) return untilMs;
     const leftAtMs = this.#leftAtMs(model);
@@ -79,7 +89,10 @@ export class Expected {
   /** Somebody takes requests for its model. */
   isServed({ facts }: { readonly facts: { readonly model: string } | undefined }): boolean {
     if (facts === undefined) return false;
-    return this.#engines.workers().some((worker) => worker?.state === 'ready' && worker.facts?.model === facts.model);
+    const { model } = facts;
+    return remembered(this.#found?.isServed, model, () =>
+      this.#engines.workers().some((worker) => worker?.state === 'ready' && worker.facts?.model === model),
+    );
   }
 
   /** Until it is over, which is asked after each change, or until then. @throws the reason of `signal` */
@@ -105,7 +118,9 @@ export class Expected {
 
   /** Workers or models are others than before. */
   changed(): void {
-    if (this.#waiting.size > 0) this.#look ??= setImmediate(() => this.#lookAtAll());
+    if (this.#waiting.size === 0) return;
+    this.#isChanged = true;
+    this.#look ??= setImmediate(() => this.#lookOn());
   }
 
   /** Nobody waits any more. */
@@ -119,15 +134,44 @@ export class Expected {
     return awaySinceMs !== undefined && awaySinceMs + this.awayMs > nowMs;
   }
 
-  #lookAtAll(): void {
+  #lookOn(): void {
     this.#look = undefined;
-    let ended = 0;
-    for (const { isOver, end } of this.#waiting) {
-      if (!isOver()) continue;
-      end();
-      if (++ended < perTurn) continue;
-      this.#look = setImmediate(() => this.#lookAtAll());
-      return;
+    let [asked, ended] = [0, 0];
+    this.#found = { untilMs: new Map(), isServed: new Map() };
+    try {
+      for (;;) {
+        const next = this.#next();
+        if (next === undefined) return;
+        if (next.isOver()) {
+          next.end();
+          ended++;
+        }
+        if (++asked >= askedPerTurn || ended >= perTurn) break;
+      }
+    } finally {
+      this.#found = undefined;
     }
+    this.#look ??= setImmediate(() => this.#lookOn());
   }
+
+  /** Of all who wait, in their order; from the first on again after another change. undefined: all were asked. */
+  #next(): Waiting | undefined {
+    let next = this.#rest?.next();
+    if ((next === undefined || next.done) && this.#isChanged) {
+      this.#isChanged = false;
+      this.#rest = this.#waiting.values();
+      next = this.#rest.next();
+    }
+    if (next !== undefined && !next.done) return next.value;
+    this.#rest = undefined;
+    return undefined;
+  }
+}
+
+function remembered<K, V>(found: Map<K, V> | undefined, key: K, find: () => V): V {
+  const known = found?.get(key);
+  if (known !== undefined) return known;
+  const value = find();
+  found?.set(key, value);
+  return value;
 }

@@ -25,6 +25,16 @@ const maxCachedChars = 64;
 /** The library takes a second and 300 bytes per character for a million characters without a break. */
 const maxPieceChars = 262_144;
 
+/** However long a prompt may be: this part of it is encoded as one, and is too long for that. */
+export class Unbroken extends KvError {
+  constructor(chars: number) {
+    super(
+      'TOO_LONG',
+      `${chars} characters without a break; at most ${maxPieceChars}; put spaces or line breaks between them`,
+    );
+  }
+}
+
 /** Two generations of a map: at most `2 * generationCount` entries, and what was used lately survives the turn. */
 export class GenerationCache<V> {
   readonly #generationCount: number;
@@ -79,7 +89,7 @@ export function boundedEncoder(
       let known = byteLevel && cache.get(piece);
       if (known === undefined) {
         if (piece.length > maxPieceChars) {
-          throw new KvError('TOO_LONG', `prompt: ${piece.length} characters without a break; at most ${maxPieceChars}`);
+          throw new Unbroken(piece.length);
         }
         known = encodeByLibrary(byteLevel ? byteLevel.pre_tokenize([piece]) : [piece]);
         // A copy of the key: a slice would keep the whole prompt alive.

@@ -72,6 +72,11 @@ export class RequestMetrics {
     help: 'Answers that had begun and went on at another worker',
     registers: this.#registers,
   });
+  readonly rereads = new Counter({
+    name: 'kvtier_request_tokenizer_rereads_total',
+    help: 'Requests for which a tokenizer was read anew, as those of all models do not fit into the memory of the threads that read texts',
+    registers: this.#registers,
+  });
   readonly engineUp = new Gauge({
     name: 'kvtier_request_engine_up',
     help: '1 while an engine worker serves',

@@ -55,6 +55,18 @@ it('changes of one turn are looked at once, soon', async () => {
   expect(told).toHaveBeenCalledTimes(1);
 });
 
+it('a chat template that renders nothing is told once, and the model is served', async () => {
+  const logger = createLogger('models-test', 'silent');
+  const warn = vi.spyOn(logger, 'warn');
+  const load = async () => ({ chatProblem: 'dir: chats will be refused' }) as LoadedText;
+  const engines = { workers: () => workers, onChange: () => () => {} };
+  const of = new Models({ engines, text: { load }, tokenizers: {}, logger });
+  await of.start(1_000);
+  expect(of.get('a')).toBeDefined();
+  expect(warn.mock.calls).toEqual([[{ model: 'a', code: 'MODEL' }, 'dir: chats will be refused']]);
+  of.close();
+});
+
 it('who asks sees the workers that there are', () => {
   become(worker(1, 'b'));
   expect(models.get('a')).toBeUndefined();

@@ -278,6 +278,7 @@ export class Models {
         const { maxModelTokens } = model;
         entry.model = { name, text: { ...loaded, model }, maxModelTokens, stopTokenIds, createdSeconds };
         entry.problem = undefined;
+        if (loaded.chatProblem !== undefined) logger.warn({ model: name, code: 'MODEL' }, loaded.chatProblem);
         this.#version++;
         this.#changed();
         return;

@@ -3,11 +3,13 @@
  * wrong with them is the worker's to say.
  *
  * Where the model's tokenizer is known, a prompt is its tokens, as the worker will have them. Elsewhere, and where the worker makes
- * another prompt of it than we would (tools, images, templates of the client's), four bytes of text count as a token: enough to weigh
- * requests, and to send those that begin alike to one worker. All other parameters, known or not, change nothing here.
+ * another prompt of it than we would (tools, images, templates of the client's), four bytes of text count as a token, and an attachment
+ * as a fixed number (attachments.ts), up to the model's context: enough to weigh requests, and to send those that begin alike to one
+ * worker. All other parameters, known or not, change nothing here.
  */
 import type { Keys } from '@kvtier/kv-index';
 import type { OtherName } from '@kvtier/registry';
+import { bytesPerToken, jsonOfMessages } from './attachments.ts';
 import { badParameter } from './errors.ts';
 import type { JsonMembers } from './json-members.ts';
 import { parseChat, parseCompletion, sessionOf } from './params.ts';
@@ -21,8 +23,8 @@ export interface PassedOn {
   readonly model: string;
   /** Where the body names its model otherwise: only some of its workers may know that name. */
   readonly otherName?: OtherName | undefined;
-  /** The body as it came, when it comes back from the thread. */
-  readonly passedOn: ArrayBuffer;
+  /** The body as it came, when it comes back from the thread; empty once an answer has begun: nobody else gets it then. */
+  passedOn: ArrayBuffer;
   readonly tokens: number;
   readonly maxTokens: number;
   readonly blockTokens: number;
@@ -40,13 +42,12 @@ export interface PassedOn {
   readonly cacheHitThreshold: number | undefined;
 }
 
-const bytesPerToken = 4;
 /** OpenAI's default for completions; of a chat as many as a usual answer has. */
 const defaultMaxTokens = { completion: 16, chat: 1_024 } as const;
 const ofText: BlockNames = { blockTokens: 64, algorithm: 'xxhash_cbor', seed: 'text' };
 const nothing = new ArrayBuffer(0);
-/** Of an answer, for a worker that does not say its context. */
-const maxAnswerTokens = 1 << 20;
+/** Of a prompt or an answer, for a worker that does not say its context. */
+const maxSomeTokens = 1 << 20;
 /** What makes a worker's prompt another than ours, unless it is empty or false. By vLLM's names. */
 const elsewise = {
   completion: ['prompt_embeds', 'truncate_prompt_tokens'],
@@ -66,6 +67,7 @@ export function passOn(endpoint: Endpoint, body: unknown, model: TextModel, load
   if (typeof body !== 'object' || body === null || Array.isArray(body))
     throw badParameter(undefined, 'The body must be a JSON object.', 'invalid_json');
   const given = body as Body;
+  const most = model.maxModelTokens > 0 ? model.maxModelTokens : maxSomeTokens;
   const asked = given.max_completion_tokens ?? given.max_tokens;
   // Of an adapter's blocks no index knows the names: under these, whatever the model holds is not taken for the adapter's.
   const otherName = model.otherNames?.find(({ name }) => name === given.model);
@@ -73,28 +75,26 @@ export function passOn(endpoint: Endpoint, body: unknown, model: TextModel, load
   const head = {
     ...{ model: model.name, otherName },
     passedOn: nothing,
-    maxTokens:
-      typeof asked === 'number' && asked > 0
-        ? Math.min(Math.ceil(asked), model.maxModelTokens > 0 ? model.maxModelTokens : maxAnswerTokens)
-        : defaultMaxTokens[endpoint],
+    maxTokens: typeof asked === 'number' && asked > 0 ? Math.min(Math.ceil(asked), most) : defaultMaxTokens[endpoint],
     session: sessionOf(given),
     isTransfer: !isEmpty(given.kv_transfer_params),
     isLoan: isLoan(given.kv_transfer_params),
     unsplit: whyUnsplit(endpoint, given),
     cacheHitThreshold: shareOf(given.cache_hit_threshold),
   };
-  const ids = model.modelDir === '' ? undefined : tokensOf(endpoint, given, model, load());
+  const ids = model.modelDir === '' ? undefined : tokensOf(endpoint, given, model, load);
   if (ids !== undefined) {
     const salt = typeof given.cache_salt === 'string' ? given.cache_salt : '';
     const blockTokens = model.blocks?.blockTokens ?? ofText.blockTokens;
     return {
       ...head,
-      tokens: ids.length,
+      tokens: Math.min(ids.length, most),
       blockTokens,
       keys: keysOfPrompt(ids, model.blocks ?? ofText, salt, loraName),
     };
   }
-  const words = wordsOf(endpoint === 'completion' ? given.prompt : toolsFirst(given));
+  // A worker computes no more of it than its context, and refuses the rest: that is no work.
+  const words = wordsOf(endpoint === 'completion' ? textOf(given.prompt) : jsonOfMessages(toolsFirst(given)), most);
   return {
     ...head,
     tokens: words.length,
@@ -104,10 +104,11 @@ export function passOn(endpoint: Endpoint, body: unknown, model: TextModel, load
 }
 
 /** As the worker will have them, if we read the body as it does; undefined: we do not. */
-function tokensOf(endpoint: Endpoint, body: Body, model: TextModel, tokenizer: Tokenizer): Uint32Array | undefined {
+function tokensOf(endpoint: Endpoint, body: Body, model: TextModel, load: () => Tokenizer): Uint32Array | undefined {
   if (elsewise[endpoint].some((name) => !isEmpty(body[name]))) return undefined;
   if (unlessTrue[endpoint].some((name) => body[name] === false)) return undefined;
   try {
+    const tokenizer = load();
     const maxTokens = model.maxModelTokens > 0 ? model.maxModelTokens : Number.POSITIVE_INFINITY;
     if (endpoint === 'chat') {
       if (tokenizer.readsParts && hasParts(body.messages)) return undefined;
@@ -120,7 +121,7 @@ function tokensOf(endpoint: Endpoint, body: Body, model: TextModel, tokenizer: T
       typeof prompt === 'string' ? tokenizer.encode(prompt, { addSpecialTokens: true, maxTokens }) : prompt!,
     );
   } catch {
-    return undefined; // calls of tools, images, what the worker refuses
+    return undefined; // calls of tools, images, what the worker refuses; a tokenizer that cannot be read any more
   }
 }
 
@@ -134,10 +135,14 @@ const shareOf = (value: unknown): number | undefined =>
 /** Templates put tools in front of the messages: those of other tools begin otherwise. */
 const toolsFirst = ({ tools, messages }: Body): unknown => (isEmpty(tools) ? messages : [tools, messages]);
 
-/** Text in pieces of four bytes, a number each. */
-function wordsOf(prompt: unknown): Uint32Array {
+function textOf(prompt: unknown): string {
   const json = prompt instanceof Uint32Array ? Array.from(prompt) : prompt;
-  const bytes = Buffer.from(typeof prompt === 'string' ? prompt : (JSON.stringify(json) ?? ''));
+  return typeof json === 'string' ? json : (JSON.stringify(json) ?? '');
+}
+
+/** Text in pieces of four bytes, a number each; of more than `most` the first. */
+function wordsOf(text: string, most: number): Uint32Array {
+  const bytes = Buffer.from(text).subarray(0, most * bytesPerToken);
   const words = new Uint32Array(Math.ceil(bytes.length / bytesPerToken));
   new Uint8Array(words.buffer).set(bytes);
   return words;

@@ -210,6 +210,24 @@ describe('an answer that has begun', () => {
     expect(other.seen).toHaveLength(0);
   });
 
+  it('is complete when its call breaks after the word that it was the last', async () => {
+    firstHolds();
+    at.engine.script = say(answer.slice(0, 2), 'length');
+    // As where that word waits for a slow reader meanwhile.
+    const follow = at.fleet.follow.bind(at.fleet);
+    const breaks = vi.spyOn(at.fleet, 'follow').mockImplementation(async (...asked) => {
+      await follow(...asked);
+      throw new KvError('IO', 'the executor failed');
+    });
+    const response = await ask({ max_tokens: 2, return_token_ids: true });
+    expect(response.status).toBe(200);
+    const { choices } = (await response.json()) as Reply;
+    expect(choices[0]).toMatchObject({ finish_reason: 'length', token_ids: answer.slice(0, 2) });
+    expect(breaks).toHaveBeenCalledTimes(1);
+    expect(other.seen).toHaveLength(0);
+    await atRest();
+  });
+
   it('moves as often as it has to, and a request that kills whoever has it ends', async () => {
     firstHolds();
     for (const engine of [at.engine, other]) engine.script = (call) => dies(1)(call);

@@ -28,6 +28,11 @@ export class TextFolder {
     );
   }
 
+  /** 0: there is none. @throws KvError MODEL */
+  bytesOf(name: TextFile): number {
+    return this.#read(name)?.length ?? 0;
+  }
+
   /** undefined: there is none. @throws KvError MODEL */
   text(name: TextFile): string | undefined {
     return this.#read(name)?.toString('utf8');

@@ -153,6 +153,18 @@ it('the thread of large bodies alone stands back in the queue for a CPU', async 
   expect(back() - before).toBe(0);
 });
 
+it.each<[string, number, string[]]>([
+  ['all of them while they fit', 256, []],
+  ['as many as fit, and it is told which were read anew', 32, ['m0', 'm1', 'm2', 'm3', 'm0', 'm1', 'm2', 'm3']],
+])('a thread keeps the tokenizers of its models: %s', async (_, heapMiB, wanted) => {
+  const reread: string[] = [];
+  pool = new TextPool({ threads: 1, heapMiB, onReread: (name) => reread.push(name) });
+  const loaded: LoadedText[] = [];
+  for (const name of ['m0', 'm1', 'm2', 'm3']) loaded.push(await pool.load({ ...model, name }));
+  for (let at = 0; at < 8; at++) await understood(loaded, { model: `m${at % 4}`, prompt: 'Age:' });
+  expect(reread).toEqual(wanted);
+});
+
 it('says what is wrong with a model’s folder', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'kvtier-text-'));
   await expect(open({}, { modelDir: folder })).rejects.toMatchObject({

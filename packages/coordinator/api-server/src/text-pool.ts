@@ -52,12 +52,18 @@ export interface TextOutcome {
   /** Of each prompt's keys in `value`: the index checks a prompt by them, and the event loop does not make them. */
   readonly folds?: readonly Int32Array[];
   readonly failure?: TextFailure;
+  /** Of a load: as `Tokenizer.chatProblem`. */
+  readonly chatProblem?: string | undefined;
+  /** The model whose tokenizer was read anew for it: not all fit (kept-tokenizers.ts). */
+  readonly reread?: string | undefined;
 }
 
 /** What a thread is told at its start. */
 export interface TextThreadData {
   /** Of the thread alone. */
   readonly niceness: number;
+  /** Of the thread's heap. */
+  readonly heapMiB: number;
 }
 
 /** A model whose texts the threads can work on. */
@@ -65,6 +71,8 @@ export interface LoadedText {
   readonly model: TextModel;
   readonly generation: number;
   readonly table: TokenTable;
+  /** As `Tokenizer.chatProblem`. */
+  readonly chatProblem?: string | undefined;
 }
 
 export interface TextPoolOptions {
@@ -73,8 +81,10 @@ export interface TextPoolOptions {
   readonly waitMs?: number;
   /** Of a job in a thread, with reading the tokenizer if the thread is new. */
   readonly jobMs?: number;
-  /** Of a thread's heap: a tokenizer of 128,000 tokens takes about 200 MiB of it. */
+  /** Of a thread's heap. */
   readonly heapMiB?: number;
+  /** A model's tokenizer was read anew for a body: those of all models are too large for a thread's heap. */
+  readonly onReread?: (model: string, heapMiB: number) => void;
 }
 
 /** Of the threads that read large bodies (setpriority(2)): a tenth of what the event loop gets where both want the same CPU. */
@@ -157,7 +167,7 @@ class TextThread implements Taker {
     this.#isReady = false;
     const worker = new Worker(threadEntry, {
       execArgv: [],
-      workerData: { niceness: this.#niceness } satisfies TextThreadData,
+      workerData: { niceness: this.#niceness, heapMiB: this.#heapMiB } satisfies TextThreadData,
       resourceLimits: { maxOldGenerationSizeMb: this.#heapMiB },
     });
     worker.unref(); // a process that has nothing else to do may end
@@ -195,19 +205,21 @@ export class TextPool {
   readonly #threads: readonly TextThread[];
   readonly #waitMs: number;
   readonly #jobMs: number;
+  readonly #onReread: (model: string) => void;
   readonly #queue = new TextQueue<Waiting>();
   #help: NodeJS.Timeout | undefined;
   #generation = 0;
   #closed = false;
 
   constructor(options: TextPoolOptions = {}) {
-    const { threads = 2, waitMs = 30_000, jobMs = 30_000, heapMiB = 1_024 } = options;
+    const { threads = 2, waitMs = 30_000, jobMs = 30_000, heapMiB = 1_024, onReread = () => {} } = options;
     // One that is alone reads small bodies, too: whole requests wait for it.
     this.#threads = Array.from({ length: threads }, (_, at) =>
       threads === 1 ? new TextThread(true, false, heapMiB) : new TextThread(at > 0, at > 0, heapMiB),
     );
     this.#waitMs = waitMs;
     this.#jobMs = jobMs;
+    this.#onReread = (model) => onReread(model, heapMiB);
   }
 
   /** Reads the model's text side in all threads. @throws KvError MODEL: a file is missing or damaged */
@@ -217,7 +229,8 @@ export class TextPool {
     const load = (thread: TextThread) =>
       this.#run({ kind: 'load', models: [{ model, generation }], body: new ArrayBuffer(0) }, undefined, thread);
     const [first] = await Promise.all(this.#threads.map(load));
-    return { model, generation, table: new TokenTable(first!.value as TokenTableParts) };
+    const { value, chatProblem } = first!;
+    return { model, generation, table: new TokenTable(value as TokenTableParts), chatProblem };
   }
 
   /**
@@ -237,7 +250,8 @@ export class TextPool {
     );
     if (here !== undefined && !this.#closed && !signal?.aborted) return here as Understood[K];
     const models = served.map(({ model, generation }) => ({ model, generation }));
-    const { value, folds = [] } = await this.#run({ kind, models, body }, signal);
+    const { value, folds = [], reread } = await this.#run({ kind, models, body }, signal);
+    if (reread !== undefined) this.#onReread(reread);
     keysIn(value as Understood[K]).forEach((keys, prompt) => void keepFolds(keys, folds[prompt]!));
     return value as Understood[K];
   }

@@ -7,6 +7,7 @@ import { parentPort, workerData } from 'node:worker_threads';
 import { KvError } from '@kvtier/errors';
 import { foldsOf } from '@kvtier/kv-index';
 import { toHttpError } from './errors.ts';
+import { KeptTokenizers, keptBytesOf } from './kept-tokenizers.ts';
 import type { TextFailure, TextJob, TextOutcome, TextThreadData } from './text-pool.ts';
 import { loadTokenizer, type Tokenizer } from './tokenizer.ts';
 import { keysIn, understand } from './understand.ts';
@@ -14,49 +15,42 @@ import { keysIn, understand } from './understand.ts';
 /** A client's own words come back to it in an error; not all of them. */
 const maxToldChars = 1_000;
 
-/** Models whose tokenizers a thread keeps; one of 128,000 tokens takes about 200 MiB. */
-const maxTokenizers = 3;
-
-const { niceness } = workerData as TextThreadData;
+const { niceness, heapMiB } = workerData as TextThreadData;
 standBack(niceness);
 
 const port = parentPort!;
-/** By the number of their load, the one used last at the end. */
-const loaded = new Map<number, Tokenizer>();
+const kept = new KeptTokenizers<Tokenizer>(keptBytesOf(heapMiB));
 
-function tokenizerOf({ model, generation }: TextJob['models'][number]): Tokenizer {
-  let tokenizer = loaded.get(generation);
-  loaded.delete(generation);
-  if (tokenizer === undefined) {
-    // One more might not fit. What was read of this model before is of no use any more.
-    for (const first of loaded.keys()) {
-      if (loaded.size < maxTokenizers) break;
-      loaded.delete(first);
-    }
-    tokenizer = loadTokenizer(model.modelDir, model.textDigest);
-  }
-  loaded.set(generation, tokenizer);
-  return tokenizer;
+function tokenizerOf({ model, generation }: TextJob['models'][number], onReread: () => void): Tokenizer {
+  return kept.get(generation, () => loadTokenizer(model.modelDir, model.textDigest), onReread);
 }
 
 function run(job: TextJob): { outcome: TextOutcome; transfer: ArrayBuffer[] } {
   if (job.kind === 'load') {
-    const parts = tokenizerOf(job.models[0]!).tableParts();
-    return { outcome: { value: parts }, transfer: [parts.bytes.buffer, parts.ends.buffer] };
+    const tokenizer = tokenizerOf(job.models[0]!, () => {});
+    const parts = tokenizer.tableParts();
+    return {
+      outcome: { value: parts, chatProblem: tokenizer.chatProblem },
+      transfer: [parts.bytes.buffer, parts.ends.buffer],
+    };
   }
   const { kind, body, models } = job;
+  const found: { reread?: string } = {};
   const value = understand(
     kind,
     new Uint8Array(body),
     models.map(({ model }) => model),
-    (model) => tokenizerOf(models.find((known) => known.model === model)!),
+    (model) =>
+      tokenizerOf(models.find((known) => known.model === model)!, () => {
+        found.reread = model.name;
+      }),
   );
   const keys = keysIn(value);
   const folds = keys.map(foldsOf);
   const ids = 'prompts' in value ? value.prompts : 'prompt' in value ? [value.prompt] : [];
   const transfer = [...ids, ...keys, ...folds].map(({ buffer }) => buffer as ArrayBuffer);
-  if (!('passedOn' in value)) return { outcome: { value, folds }, transfer };
-  return { outcome: { value: { ...value, passedOn: body }, folds }, transfer: [...transfer, body] };
+  if (!('passedOn' in value)) return { outcome: { value, folds, ...found }, transfer };
+  return { outcome: { value: { ...value, passedOn: body }, folds, ...found }, transfer: [...transfer, body] };
 }
 
 function failureOf(error: unknown): TextFailure {

@@ -149,6 +149,47 @@ describe('a chat template', () => {
     '{# for part in content #}{{ messages[0].content }}',
   ])('that does not takes texts: %s', (text) => expect(readsParts(text)).toBe(false));
 
+  it.each<[string, string, string]>([
+    // As Jinja2 3.1.6 renders them.
+    ["{{ m.lstrip('\\n') }}", '\n    indented\n', '    indented\n'],
+    ["{{ m.rstrip('\\n') }}", 'line  \n\n', 'line  '],
+    ["{{ m.strip('\\n') }}", '\n  both  \n', '  both  '],
+    ["{{ m.strip('<>') }}", '<<a<>b>>', 'a<>b'],
+    ["{{ m.strip('') }}", ' a ', ' a '],
+    ['{{ m.strip() }}|{{ m.lstrip() }}|{{ m.rstrip(none) }}', '\n a \n', 'a|a \n|\n a'],
+    ["{{ m.strip('é😀') }}", '😀éaé😀', 'a'],
+    ["{{ (m.split('</think>')|last).lstrip('\\n') }}", '<think>\nx\n</think>\n\n  y', '  y'],
+    [
+      "{{ m.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') }}",
+      '<think>\n  x  \n</think>\n\n y',
+      '  x  ',
+    ],
+    ["{{ ', '.join(['a', m]) }}", 'b', 'a, b'],
+    ["{{ '\\n'.join(m.split(' ')) }}", 'a b c', 'a\nb\nc'],
+    ["{{ 'a{}b{}'.format(m, 1) }}", 'x', 'axb1'],
+    ["{{ '{1}{{}}{0} {n}'.format(m, 2, n=1.5) }}", 'x', '2{}x 1.5'],
+  ])('says of texts what Jinja2 says: %s of %j', (text, content, wanted) => {
+    const template = new ChatTemplate(`{% set m = messages[0].content %}${text}`, {}, 'dir');
+    expect(template.render([{ role: 'user', content }])).toBe(wanted);
+  });
+
+  it.each([
+    ["{{ 'a{:>3}'.format(1) }}", /format/],
+    ["{{ 'a{}'.format() }}", /format/],
+    ["{{ ','.join([1]) }}", /join/],
+    ["{{ 'a'.strip(1) }}", /strip/],
+  ])('says what it cannot: %s', (text, why) =>
+    expect(() => new ChatTemplate(text, {}, 'dir').render([{ role: 'user', content: 'a' }])).toThrow(why),
+  );
+
+  it('that renders not even one question is known for it', () => {
+    const problem = (text: string) => new ChatTemplate(text, {}, 'dir/chat_template.jinja').problem;
+    expect(problem('{% for m in messages %}{{ m.content }}{% endfor %}')).toBeUndefined();
+    expect(problem('{{ messages[0].content | nonsense }}')).toMatch(
+      /^dir\/chat_template\.jinja: chats will be refused \(.*nonsense.*\); correct the chat template, or use completions$/,
+    );
+  });
+
   it('is told who speaks', () => {
     const template = new ChatTemplate(
       '{% for m in messages %}{{ m.name or m.role }}: {{ m.content }};{% endfor %}',

@@ -27,6 +27,11 @@ interface TokenizerFile {
 
 type Encode = ReturnType<typeof boundedEncoder>;
 
+/**
+ * Of heap, that a tokenizer takes for a byte of its tokenizer.json, and whatever that holds: measured 9 (128,000 tokens) to 14 (4,000), and
+ * what is remembered of pre-tokens (fast-encode.ts).
+ */
+const [bytesPerFileByte, bytesBeside] = [14, 8 << 20];
 /** Normalization (NFC) may make a text shorter, by less than this. */
 const normalizerShrink = 4;
 
@@ -36,8 +41,17 @@ export class Tokenizer {
   readonly #chat: ChatTemplate | undefined;
   /** No token covers more characters of a prompt than this. */
   readonly #maxTokenChars: number;
+  /** Of heap, about. */
+  readonly heldBytes: number;
 
-  constructor(encode: Encode, table: TokenTable, chat: ChatTemplate | undefined, maxTokenChars: number) {
+  constructor(
+    encode: Encode,
+    table: TokenTable,
+    chat: ChatTemplate | undefined,
+    maxTokenChars: number,
+    heldBytes: number,
+  ) {
+    this.heldBytes = heldBytes;
     this.#encode = encode;
     this.#table = table;
     this.#chat = chat;
@@ -75,6 +89,11 @@ export class Tokenizer {
   /** As `ChatTemplate.readsParts`. */
   get readsParts(): boolean {
     return this.#chat?.readsParts === true;
+  }
+
+  /** Why no chat is to be expected of its template, which is there; undefined: it takes a conversation as usual as can be. */
+  get chatProblem(): string | undefined {
+    return this.#chat?.problem;
   }
 
   /** The prompt of a conversation, as text. @throws KvError REQUEST without a template or when it refuses them */
@@ -121,7 +140,8 @@ export function loadTokenizer(modelDir: string, digest?: string): Tokenizer {
   const longest = vocabulary.reduce((most, token) => Math.max(most, token?.length ?? 0), 1);
   const maxTokenChars = file.normalizer === null ? longest : longest * normalizerShrink;
   const table = TokenTable.of(vocabulary, toBytes, special, added);
-  return new Tokenizer(encode, table, loadChatTemplate(files, config, specialTokens), maxTokenChars);
+  const heldBytes = bytesBeside + bytesPerFileByte * files.bytesOf('tokenizer.json');
+  return new Tokenizer(encode, table, loadChatTemplate(files, config, specialTokens), maxTokenChars, heldBytes);
 }
 
 function loadChatTemplate(

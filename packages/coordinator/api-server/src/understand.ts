@@ -6,6 +6,7 @@
 import { KvError } from '@kvtier/errors';
 import type { Keys } from '@kvtier/kv-index';
 import { badParameter, HttpError } from './errors.ts';
+import { Unbroken } from './fast-encode.ts';
 import { boundsOf, checkJsonBounds } from './json-bounds.ts';
 import { bodyWithIds } from './json-ids.ts';
 import { membersOf } from './json-members.ts';
@@ -57,12 +58,14 @@ const byKind: Understand = {
     if (model.isPassedOn) return passOn('completion', body, model, load);
     const { prompts, echo, ...params } = parseCompletion(body);
     const ids = prompts.map((prompt) => promptTokens(prompt, model, load, params, true));
+    const echoes = prompts.map((prompt) => (echo ? promptText(prompt, load) : ''));
+    if (!params.stream) checkEchoes(echoes, params.n);
     return {
       model: model.name,
       params,
       prompts: ids,
       keys: ids.map((prompt) => keysOfPrompt(prompt, model.blocks, params.sampling.cacheSalt)),
-      echoes: prompts.map((prompt) => (echo ? promptText(prompt, load) : '')),
+      echoes,
     };
   },
   chat: (body, model, load) => {
@@ -222,6 +225,8 @@ function promptTokens(
   try {
     ids = typeof prompt === 'string' ? load().encode(prompt, { addSpecialTokens, maxTokens: maxModelTokens }) : prompt;
   } catch (error) {
+    const param = addSpecialTokens ? 'prompt' : 'messages';
+    if (error instanceof Unbroken) throw badParameter(param, `${param}: ${error.message}`);
     throw error instanceof KvError && error.code === 'TOO_LONG' ? tooLong(maxModelTokens, false) : error;
   }
   if (ids.length === 0) throw badParameter('prompt', 'prompt: has no tokens; give at least one character.');
@@ -237,6 +242,19 @@ function promptTokens(
 function firstFrom(ids: ArrayLike<number>, vocabSize: number): number | undefined {
   for (let at = 0; at < ids.length; at++) if (ids[at]! >= vocabSize) return ids[at];
   return undefined;
+}
+
+/** Of what answers that are written as one JSON begin with: the event loop writes it in one turn, 10 ms on an idle CPU. */
+const maxEchoChars = 1 << 20;
+
+/** @throws HttpError 400 */
+function checkEchoes(echoes: readonly string[], n: number): void {
+  const chars = n * echoes.reduce((sum, { length }) => sum + length, 0);
+  if (chars > maxEchoChars)
+    throw badParameter(
+      'echo',
+      `echo: the prompts of all answers have ${chars} characters; at most ${maxEchoChars} where stream is false. Stream them, or leave echo out.`,
+    );
 }
 
 const promptText = (prompt: Prompt, load: () => Tokenizer): string =>
