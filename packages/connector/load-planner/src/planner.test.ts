@@ -62,21 +62,58 @@ it('a process that stood still, or whose first copy was slow, loads all the same
   stood.observeRoundTrip(450_000, 0);
   expect(stood.plan(hit, 0).blocks).toBe(64);
   // Twice is no accident: nothing is loaded, until it is not believed any more.
-  stood.observeCopy(64, 2_000_000, 0);
-  expect(stood.plan(hit, 0).blocks).toBe(0);
+  stood.observeCopy(64, 2_000_000, 2_000);
+  expect(stood.plan(hit, 2_000).blocks).toBe(0);
   expect(stood.plan(hit, 60_000).blocks).toBe(64);
   // And what comes then counts for more than all that was seen before.
   for (let i = 1; i <= 10; i++) stood.observeCopy(64, 64 * 100, 60_000 + i);
   expect(stood.plan(hit, 60_010).loadUs / (64 * 100)).toBeLessThan(1.5);
   const trips = usual();
-  for (let i = 0; i < 50; i++) trips.observeRoundTrip(450_000, 0);
-  expect(trips.plan(hit, 0).blocks).toBe(0);
-  expect(trips.plan(hit, 60_000).blocks).toBe(64);
+  for (let i = 1; i <= 50; i++) trips.observeRoundTrip(450_000, i * 450);
+  expect(trips.plan(hit, 22_500).blocks).toBe(0);
+  expect(trips.plan(hit, 200_000).blocks).toBe(64);
   const cold = planner();
   prefill(cold, 4_096, 256 * 500);
   cold.observeCopy(8, 20_000, 0);
   expect(cold.plan(hit, 0).blocks).toBe(0);
   expect(cold.plan(hit, 30_000).blocks).toBe(64);
+});
+
+it('what takes long after a quiet while is laid to no tier', () => {
+  const p = planner();
+  prefill(p, 4_096, 256 * 1_600);
+  for (let i = 0; i < 20; i++) p.observeCopy(100, 100 * 100, 0);
+  const mixed = {
+    spans: [
+      { tier: 'arena', count: 400 },
+      { tier: 'disk', count: 4 },
+    ],
+    estimatedUs: 800,
+  };
+  const plan = p.plan(mixed, 60_000);
+  expect(plan.blocks).toBe(404);
+  p.observeLoad(plan, 404, 400 * 100 + 4 * 200 + 4 * 100, 60_000);
+  expect(p.plan({ spans: [{ tier: 'disk', count: 500 }], estimatedUs: 100_000 }, 61_000).blocks).toBe(500);
+});
+
+it('copies that are slower than computing indeed are tried ever more seldom', () => {
+  const p = planner();
+  prefill(p, 4_096, 256 * 500);
+  let tried = 0;
+  for (let nowMs = 0; nowMs < 3_600_000; nowMs += 10_000) {
+    if (p.plan({ spans: [{ tier: 'arena', count: 100 }], estimatedUs: 0 }, nowMs).blocks === 0) continue;
+    p.observeCopy(100, 100 * 1_000, nowMs);
+    tried++;
+  }
+  expect(tried).toBeLessThan(15);
+});
+
+it('lookups that stood still together are one accident', () => {
+  const p = planner();
+  prefill(p, 4_096, 256 * 500);
+  for (let i = 0; i < 20; i++) p.observeRoundTrip(300, i * 10);
+  for (let i = 0; i < 8; i++) p.observeRoundTrip(450_000, 1_000 + i);
+  expect(p.plan({ spans: [{ tier: 'arena', count: 64 }], estimatedUs: 0 }, 1_010).blocks).toBe(64);
 });
 
 it('blocks are copied while others come: the slower of the two decides, and the last ones are copied behind', () => {

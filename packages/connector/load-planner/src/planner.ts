@@ -116,13 +116,21 @@ export class LoadPlanner {
   }
 
   /** `loaded` blocks of a plan came in this time: what the node says next is corrected by it. */
-  observeLoad({ blocks, loadUs, away }: Plan, loaded: number, elapsedUs: number, nowMs: number): void {
+  observeLoad(plan: Plan, loaded: number, elapsedUs: number, nowMs: number): void {
+    const { blocks, away } = plan;
     if (!(away.blocks > 0) || !(loaded >= 0) || !(elapsedUs >= 0)) return;
     const share = Math.min(1, (loaded < blocks ? loaded + abreastOf(blocks) / 2 : loaded) / blocks);
-    const tookUs = Math.max(0, elapsedUs / share - (loadUs - away.us));
+    const tookUs = Math.max(0, elapsedUs / share - this.#besidesUs(plan));
     // How long the rest would have taken is a guess: the node itself will know when it has come.
     const broughtUs = loaded < blocks ? Math.min(tookUs, mostGuessed * away.us) : tookUs;
     this.#experiences.observe(away.tiers, broughtUs / away.blocks, nowMs);
+  }
+
+  /** Of a plan's time what no tier takes, as it was seen: what is no longer believed enough to decide by would be laid to the tiers. */
+  #besidesUs({ blocks, away }: Plan): number {
+    const behind = Math.min(lastCopied, away.blocks);
+    const copies = away.tiers === severalGroups ? away.blocks : blocks - away.blocks + behind;
+    return (this.#roundTrip.seenUs ?? 0) + copies * (this.#copy.seenUs ?? 0);
   }
 
   /** Time to compute `blocks` blocks of a chain from block `first` on; undefined while no prefill has been measured. */

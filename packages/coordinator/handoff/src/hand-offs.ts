@@ -251,7 +251,8 @@ export class HandOffs {
       (number) => this.#awaiting.get(number) ?? 0,
     );
     const link = this.#links.get(decode.node ?? '');
-    const otherwise = Math.max(ownPerS(decode), link?.atLeast ?? 0);
+    const own = ownPerS(decode);
+    const otherwise = Math.max(own, link?.atLeast ?? 0);
     return {
       mode: split,
       tokens: asked.tokens,
@@ -262,7 +263,7 @@ export class HandOffs {
       waitedS: Math.max(nowMs - asked.arrivedMs, 0) / 1000,
       ttftS: (asked.ttftMs ?? ttftMs) / 1000,
       itlS: (asked.itlMs ?? itlMs) / 1000,
-      linkBlocksPerS: link?.perS(nowMs) || otherwise,
+      linkBlocksPerS: link?.perS(nowMs, own) || otherwise,
       pendingBlocks: this.#pending.get(decode.node ?? '') ?? 0,
       legsPerWorker: maxLegsPerWorker,
       legsLeft: maxLegs - this.#open,

@@ -124,6 +124,21 @@ it('a link that is really slow is known as slow by each try, and tried the more 
   expect(triedS).toEqual([180, 700, 2_700, 5_440]);
 });
 
+it('a link that has long been slow, as the engine behind it says, too, is not tried because nothing came for a night', () => {
+  const link = new LinkRate();
+  const perS = 62;
+  for (let s = 0; s < 3 * 3_600; s += 60)
+    link.came({ blocks: 500, lastBlocks: 450, tookS: 500 / perS, afterS: 7 }, s * 1_000, perS);
+  const nightMs = (3 + 8) * 3_600_000;
+  expect(link.perS(nightMs, perS)).toBeCloseTo(perS, 6);
+  expect(decided(link.perS(nightMs, perS)).split).toBeUndefined();
+  // An accident is one beside an engine that says more.
+  const stood = new LinkRate();
+  for (let i = 0; i < 2; i++) stood.came(stalled, 0, 5_000);
+  expect(decided(stood.perS(0, 5_000)).split).toBeUndefined();
+  expect(decided(stood.perS(600_000, 5_000)).split?.travels).toBe(500);
+});
+
 it('whatever comes, a rate is finite, and stays one once it is one', () => {
   const seconds = fc.double({ min: 0, max: 1_000, noNaN: true });
   const transfers = fc.array(

@@ -44,11 +44,15 @@ export class LinkRate {
   /** The last transfer of many blocks was a first measurement that does not count yet. */
   #isDoubted = false;
 
-  /** As measured, and the more the longer ago; 0: it has not been what was waited for. */
-  perS(nowMs: number): number {
+  /**
+   * As measured, and the more the longer ago; where the decode side's engine says how fast blocks come (`ownPerS`), not more than that
+   * or than was measured. 0: it has not been what was waited for.
+   */
+  perS(nowMs: number, ownPerS = 0): number {
     const halfOfMs = Math.min(Math.max(this.#measuredMs - this.#sinceMs, halfMs.least), halfMs.most);
     const halves = Math.max(nowMs - this.#measuredMs, 0) / halfOfMs;
-    return this.#perS * 2 ** Math.min(halves, mostHalves);
+    const perS = this.#perS * 2 ** Math.min(halves, mostHalves);
+    return ownPerS > 0 ? Math.min(perS, Math.max(this.#perS, ownPerS)) : perS;
   }
 
   /** As the last blocks came, of late; 0: they were never more than a few. */

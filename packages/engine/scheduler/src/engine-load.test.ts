@@ -216,12 +216,12 @@ describe('rates', () => {
     load.passed({ peer: 10 }, 0.5);
     expect(rates(load).loadBlocksPerS).toEqual({ peer: 20 });
     expect(load.figures(0, 10, 5, 0).loadAheadS).toBe(0); // nothing was loaded
-    load.loaded({ arena: 100 }, 0.1);
+    load.loaded({ arena: 100 }, 0.1, 0);
     expect(rates(load).loadBlocksPerS.arena).toBeCloseTo(1_000, 6);
     expect(load.figures(0, 10, 5, 0).loadAheadS).toBeCloseTo(0.005, 6);
     // An expectation of a minute counts as one of a second, so that loads soon say more.
     load.passed({ disk: 60 }, 60);
-    for (let i = 0; i < 40; i++) load.loaded({ disk: 100 }, 0.25);
+    for (let i = 0; i < 40; i++) load.loaded({ disk: 100 }, 0.25, 0);
     expect(rates(load).loadBlocksPerS.disk).toBeGreaterThan(350);
   });
 
@@ -275,17 +275,30 @@ describe('rates', () => {
     });
   });
 
-  it('of loads are what they were behind one that stood still, and what they are when the next one does, too', () => {
-    const load = new EngineLoad(4);
-    for (let i = 0; i < 20; i++) load.loaded({ arena: 100 }, 0.01);
-    load.loaded({ arena: 100 }, 5);
-    expect(rates(load).loadBlocksPerS.arena).toBeGreaterThan(8_000);
-    expect(load.figures(0, 10, 100, 0).loadAheadS).toBeLessThan(0.0125);
-    load.loaded({ arena: 100 }, 0.01);
-    load.loaded({ arena: 100 }, 5);
-    expect(rates(load).loadBlocksPerS.arena).toBeGreaterThan(7_000);
-    load.loaded({ arena: 100 }, 5);
-    expect(rates(load).loadBlocksPerS.arena).toBeLessThan(500);
+  describe('of loads, after some that stood still', () => {
+    const usual = (): EngineLoad => {
+      const load = new EngineLoad(4);
+      for (let i = 1; i <= 20; i++) load.loaded({ arena: 100 }, 0.01, i * 1e6);
+      return load;
+    };
+    const perS = (load: EngineLoad): number => rates(load).loadBlocksPerS.arena!;
+
+    it('are about what they were, however many were under way', () => {
+      const load = usual();
+      for (let i = 0; i < 3; i++) load.loaded({ arena: 100 }, 5, 30e6 + i);
+      expect(perS(load)).toBeGreaterThan(8_000);
+      expect(load.figures(0, 10, 100, 0).loadAheadS).toBeLessThan(0.0125);
+      load.loaded({}, 5, 31e6);
+      load.loaded({ arena: 1 }, 0.001, 32e6); // of one block: the way there and back
+      load.loaded({ arena: 100 }, 5, 40e6);
+      expect(perS(load)).toBeGreaterThan(7_000);
+    });
+
+    it('are as they say, when the next ones do, too', () => {
+      const load = usual();
+      for (let i = 1; i <= 2; i++) load.loaded({ arena: 100 }, 5, (20 + 10 * i) * 1e6);
+      expect(perS(load)).toBeLessThan(500);
+    });
   });
 
   it('of freed blocks run only while the engine computes', () => {
@@ -299,17 +312,17 @@ describe('rates', () => {
 
   it('of loads are by tier; one of several tiers is shared among them by what is known', () => {
     const load = new EngineLoad(4);
-    load.loaded({ arena: 100 }, 0.01);
-    load.loaded({ disk: 10 }, 0.1);
+    load.loaded({ arena: 100 }, 0.01, 0);
+    load.loaded({ disk: 10 }, 0.1, 0);
     expect(rates(load).loadBlocksPerS).toEqual({ arena: 10_000, disk: expect.closeTo(100, 6) });
-    load.loaded({ arena: 50, disk: 5 }, 0.055);
+    load.loaded({ arena: 50, disk: 5 }, 0.055, 0);
     const { loadBlocksPerS } = rates(load);
     expect(loadBlocksPerS.arena).toBeCloseTo(10_000, -1);
     expect(loadBlocksPerS.disk).toBeCloseTo(100, 0);
     expect(load.figures(0, 10, 33, 0).loadAheadS).toBeCloseTo((33 * 0.165) / 165, 2);
-    load.loaded({}, 5);
-    load.loaded({ arena: 1 }, 0);
-    for (let i = 0; i < 100; i++) load.loaded({ [`tier${i}`]: 1 }, 1);
+    load.loaded({}, 5, 0);
+    load.loaded({ arena: 1 }, 0, 0);
+    for (let i = 0; i < 100; i++) load.loaded({ [`tier${i}`]: 1 }, 1, 0);
     expect(Object.keys(rates(load).loadBlocksPerS)).toHaveLength(16);
   });
 });

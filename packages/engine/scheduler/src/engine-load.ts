@@ -58,6 +58,8 @@ const mostExpectedS = 1;
  */
 const disturbed = 4;
 const mostDisturbedS = 1;
+/** Of loads: what takes less is worth no word. */
+const leastDisturbedS = 0.05;
 
 /** An amount over a time, recent ones more than old ones; time runs only while something is measured. */
 class Rate {
@@ -132,9 +134,10 @@ export class EngineLoad {
   readonly #loads = new Rate();
   readonly #byTier = new Map<string, Rate>();
   #pacingTrust = 0;
-  /** So was the last step that computed prompts; so was the last load. */
+  /** So was the last step that computed prompts. */
   #wasDisturbed = false;
-  #wasDisturbedLoad = false;
+  /** So was the last load, which ended then; undefined: it was not. */
+  #disturbedLoadUs: number | undefined;
 
   /** @param mostBlocks that a sequence of so many tokens holds at any one time; default: one per block of tokens */
   constructor(blockTokens: number, mostBlocks = (tokens: number): number => Math.ceil(tokens / blockTokens)) {
@@ -237,16 +240,21 @@ export class EngineLoad {
 
   /**
    * A load ended: blocks by tier, and how long it took. One that took far longer than was expected was disturbed, and counts for no more
-   * than so many times as long, unless the one before was, too: routers would take all that is held here for worth nothing.
+   * than so many times as long: routers would take all that is held here for worth nothing. Others that were under way with it do not count;
+   * when one that began later takes as long, it is no accident.
    */
-  loaded(byTier: Readonly<Record<string, number>>, tookS: number): void {
+  loaded(byTier: Readonly<Record<string, number>>, tookS: number, nowUs: number): void {
     const isKnown = Object.keys(byTier).every((tier) => (this.#byTier.get(tier)?.perS ?? 0) > 0);
-    const mostS = isKnown ? disturbed * this.#expectedS(byTier) : Number.POSITIVE_INFINITY;
-    const isDisturbed = mostS > 0 && tookS > mostS;
-    const seconds = isDisturbed && !this.#wasDisturbedLoad ? mostS : tookS;
-    this.#wasDisturbedLoad = isDisturbed;
+    const mostS = isKnown ? Math.max(disturbed * this.#expectedS(byTier), leastDisturbedS) : Number.POSITIVE_INFINITY;
+    const isAgain = this.#disturbedLoadUs !== undefined && nowUs - tookS * 1e6 >= this.#disturbedLoadUs;
+    const isDisturbed = tookS > mostS;
+    if (isDisturbed && !isAgain && this.#disturbedLoadUs !== undefined) return;
+    const seconds = isDisturbed && !isAgain ? mostS : tookS;
     const total = this.#took(byTier, 1, seconds);
-    if (total > 0) this.#loads.add(total, seconds);
+    if (total === 0) return; // nothing came: how long that took says nothing
+    this.#loads.add(total, seconds);
+    if (!isDisturbed) this.#disturbedLoadUs = undefined;
+    else if (!isAgain) this.#disturbedLoadUs = nowUs;
   }
 
   /**
@@ -335,7 +343,6 @@ export class EngineLoad {
     );
   }
 
-  /** A block from this tier, or 1 while that is not known: then none is. */
   /** How long so many blocks of each tier usually take. */
   #expectedS(byTier: Readonly<Record<string, number>>): number {
     let seconds = 0;
@@ -343,6 +350,7 @@ export class EngineLoad {
     return seconds;
   }
 
+  /** A block from this tier, or 1 while that is not known: then none is. */
   #secondsOf(tier: string): number {
     const perS = this.#byTier.get(tier)?.perS ?? 0;
     const all = this.#loads.perS;

@@ -331,7 +331,7 @@ export class Incoming {
       if (!wasAwaited) this.counts.shortLoads++;
     }
     // How long another worker took says nothing of the tier.
-    if (end && !wasAwaited) this.#load.loaded(end.byTier, end.elapsedUs / 1e6);
+    if (end && !wasAwaited) this.#load.loaded(end.byTier, end.elapsedUs / 1e6, this.#options.clock.nowUs());
     this.expect(request, 0);
     if (withStep) return; // it goes on in the next step
     this.#waiting.add(request);
@@ -373,7 +373,7 @@ export class Incoming {
     head.loaded(end.loaded * this.#kv.blockTokens);
     if (request.state === 'finished') return; // a step uses its blocks still, and lets them go
     if (end.first) this.#loaded(request, end, true);
-    this.#load.loaded(end.byTier, end.elapsedUs / 1e6);
+    this.#load.loaded(end.byTier, end.elapsedUs / 1e6, this.#options.clock.nowUs());
     if (!request.executing) this.passOver(request);
     this.#load.settle(request);
     this.#options.wake();
