@@ -5,7 +5,7 @@
 
 import { native } from '@kvtier/data-plane';
 import { Outside } from '@kvtier/errors';
-import { Awaiting, Deadlines, Pins, Tenants } from '@kvtier/placement/testing';
+import { Awaiting, BlockTurns, Deadlines, Pins, SessionWrites, Tenants } from '@kvtier/placement/testing';
 import { ArenaTier, Followers, SlotAllocator } from '@kvtier/tiers';
 import { DeviceFiles, DiskIo, type ObjectRow } from '@kvtier/tiers/disk/testing';
 import { PeerDirectory } from '@kvtier/tiers/peer/testing';
@@ -100,6 +100,23 @@ const defects: Record<string, () => void> = {
         },
     );
   },
+  'a reservation that is left between two steps keeps what it has pinned': () =>
+    plant(
+      SessionWrites.prototype,
+      'reserve',
+      (reserve) =>
+        function* (this: SessionWrites, ...args) {
+          const steps = reserve.apply(this, args);
+          for (let step = steps.next(); ; step = steps.next()) {
+            if (step.done) return step.value;
+            yield; // whoever ends this here ends nothing of that
+          }
+        },
+    ),
+  'what is let go over several turns is forgotten after the first': () =>
+    plant(BlockTurns.prototype, 'add', () => (work, onDone) => {
+      for (let left = 3; left > 0; left--) if (work.next().done) return onDone();
+    }),
   'pinned blocks are evicted': () => plant(ArenaTier.prototype, 'pin', () => () => {}),
   'a slot is given away twice': () => {
     const now = oneIn(40);

@@ -4,11 +4,23 @@
  */
 import { KvError } from '@kvtier/errors';
 import { type HashKey, headerBytes } from '@kvtier/identity';
-import type { Holdings, LoadEvents, LoadReason } from '@kvtier/placement';
+import {
+  type Holdings,
+  type LoadEvents,
+  type LoadReason,
+  type LookupResult,
+  type Reservation,
+  type Steps,
+  stepping,
+  type Ticket,
+  ticketBytes,
+  ticketOf,
+} from '@kvtier/placement';
 import { Load } from '@kvtier/placement/testing';
 import type { ArenaBlock } from '@kvtier/tiers';
 import { chainOf, contentOf, mustHold, type Space, shortName } from './contents.ts';
-import { limits, type SimNode } from './node.ts';
+import type { SimNode } from './node.ts';
+import { VirtualSession } from './virtual-session.ts';
 import { type Life, Violation, type World } from './world.ts';
 
 /** Timers are exact here: a load ends in the very turn of its deadline. */
@@ -18,6 +30,9 @@ const deadlinesMs = [0, 3, 20, 100, 600, 3_000];
 const awaitsMs = [0, 0, 0, 5, 40, 300];
 const families = 12;
 const longest = 9;
+/** Now and then. */
+const veryLong = 24;
+const maxTickets = 12;
 
 interface View {
   readonly hashes: readonly HashKey[];
@@ -42,6 +57,8 @@ export interface EngineParts {
   readonly committed: Set<string>;
   /** Until when each of them may be used, in virtual ms: the latest end that any commit gave it. */
   readonly ends: Map<string, number>;
+  /** Of pins, shown by whom ever: the latest of all engines. */
+  readonly tickets: Ticket[];
   readonly report: (error: unknown) => void;
   /** It died; another will come. */
   readonly onDied: (node: SimNode) => void;
@@ -51,12 +68,14 @@ export interface EngineParts {
 export class SimulatedEngine {
   readonly parts: EngineParts;
   readonly holdings: Holdings;
+  readonly #session: VirtualSession;
   readonly views = new Map<bigint, View>();
   readonly reserved = new Map<number, Reserved>();
   readonly #world: World;
   /** Of the node that it is attached to. */
   readonly #life: Life;
   #next = 1n;
+  #last: readonly HashKey[] = [];
   #quiet = false;
   #dead = false;
 
@@ -66,12 +85,27 @@ export class SimulatedEngine {
     this.#life = parts.node.life;
     const { namespace, payloadBytes } = parts.space;
     this.holdings = parts.node.store.open(namespace, payloadBytes, 16, { tenant: parts.tenant, ttlS: parts.ttlS });
+    const { report, tally } = parts;
+    const between = (): void => this.#between();
+    this.#session = new VirtualSession({
+      world: this.#world,
+      life: this.#life,
+      holdings: this.holdings,
+      report,
+      tally,
+      between,
+    });
     this.#later(1, 30, 'engine thinks', () => this.#act());
   }
 
   /** It died, or its node did. */
   get isDead(): boolean {
     return this.#dead || !this.#life.alive;
+  }
+
+  /** Nothing is under way. */
+  get isDone(): boolean {
+    return this.views.size === 0 && this.reserved.size === 0 && this.#session.isIdle;
   }
 
   /** Nothing new begins; what is leased and reserved comes back by itself. */
@@ -124,10 +158,30 @@ export class SimulatedEngine {
         void node.memory.fill(0x77, slot + headerBytes, slot + headerBytes + space.payloadBytes);
       this.#later(0, 40, 'a dying copy', write);
     }
+    this.#session.leave();
     this.holdings.disconnect();
     if (!this.holdings.holdsSlots) this.holdings.end();
     else this.#later(41, 150, 'quarantine ends', () => this.holdings.end());
     this.#later(5, 200, 'an engine comes', () => this.parts.onDied(node));
+  }
+
+  /** Its session is amidst a call. */
+  #between(): void {
+    if (this.#quiet || !this.#world.chance(0.04)) return;
+    if (this.#world.chance(0.7)) this.die();
+    else this.#attachAgain();
+  }
+
+  /** Its connection was lost; its next session says that none of its copies goes on, and may be faster than the news of that. */
+  #attachAgain(): void {
+    this.#dead = true;
+    const { node, tally } = this.parts;
+    tally('engine.attached again');
+    this.#world.note(`${node.name} an engine attaches again, with ${this.reserved.size} slots`);
+    this.#session.leave();
+    if (this.#world.chance(0.5)) this.holdings.disconnect();
+    this.holdings.end();
+    this.parts.onDied(node);
   }
 
   #later(fromMs: number, toMs: number, what: string, fn: () => void): void {
@@ -147,25 +201,32 @@ export class SimulatedEngine {
     const draw = world.random();
     if (draw < 0.55) this.#turn();
     else if (draw < 0.67) this.#prefetch();
-    else if (draw < 0.71) this.holdings.cancelPrefetch(this.#next - BigInt(world.between(1, 4)));
-    else if (draw < 0.79) this.holdings.pin(this.#chain().slice(0, 4), world.pick([5, 100, 5_000]));
-    else if (draw < 0.82) this.holdings.unpin(this.#chain().slice(0, 4));
+    else if (draw < 0.71) this.#cancelPrefetch(this.#next - BigInt(world.between(1, 4)));
+    else if (draw < 0.77) this.#pin();
+    else if (draw < 0.79) this.#showTicket();
+    else if (draw < 0.82) this.#unpin();
     else if (draw < 0.88) this.#lookupAll();
-    else if (draw < 0.9) this.die();
+    else if (draw < 0.89) this.die();
+    else if (draw < 0.9) this.#attachAgain();
     if (!this.#dead) this.#later(1, world.chance(0.1) ? 150 : 25, 'engine thinks', () => this.#act());
   }
 
   #chain(): HashKey[] {
     const world = this.#world;
     const fork = world.between(0, longest);
-    return chainOf(world.zipf(families), world.zipf(3), fork, world.between(1, longest));
+    return chainOf(world.zipf(families), world.zipf(3), fork, world.between(1, world.chance(0.1) ? veryLong : longest));
   }
 
   /** A request: what is held is loaded, the rest is computed and stored. */
   #turn(): void {
+    const chain = this.#chain();
+    this.#last = chain;
+    this.#session.ask(() => this.#lookup(chain));
+  }
+
+  #lookup(chain: readonly HashKey[]): void {
     const { node, tally } = this.parts;
     const { store } = node;
-    const chain = this.#chain();
     const { held, spans } = store.lookup(this.holdings.state, chain);
     tally('lookup.blocks', held);
     if (spans.reduce((sum, { count }) => sum + count, 0) !== held)
@@ -173,12 +234,19 @@ export class SimulatedEngine {
     for (const hash of chain.slice(0, held)) this.#mustBeCommitted(hash);
     const awaitMs = this.#world.pick(awaitsMs);
     if (held === 0 && awaitMs === 0) this.#save(chain, 0);
-    else this.#load(chain, awaitMs);
+    else this.#session.ask(() => this.#load(chain, awaitMs));
   }
 
   #lookupAll(): void {
     const chain = this.#chain();
-    const { spans, held } = this.parts.node.store.lookupAll(this.holdings.state, chain);
+    const { store } = this.parts.node;
+    this.#session.askSteps(
+      () => store.lookingUpAll(this.holdings.state, chain),
+      (found) => this.#found(chain, found),
+    );
+  }
+
+  #found(chain: readonly HashKey[], { spans, held }: LookupResult): void {
     let at = 0;
     let sum = 0;
     for (const { tier, count } of spans) {
@@ -191,8 +259,67 @@ export class SimulatedEngine {
 
   #prefetch(): void {
     const id = this.#next++;
-    const { accepted } = this.holdings.prefetch(id, this.#chain());
-    this.parts.tally(accepted ? 'prefetch' : 'prefetch.refused');
+    const chain = this.#chain();
+    this.#session.ask(() => {
+      const { accepted } = this.holdings.prefetch(id, chain);
+      this.parts.tally(accepted ? 'prefetch' : 'prefetch.refused');
+    });
+  }
+
+  #cancelPrefetch(id: bigint): void {
+    this.#session.ask(() => this.holdings.cancelPrefetch(id));
+  }
+
+  /** What it has asked for last is there more often than not. */
+  #some(): readonly HashKey[] {
+    const chain = this.#world.chance(0.3) ? this.#chain() : this.#last;
+    return chain.slice(0, this.#world.pick([4, 4, veryLong]));
+  }
+
+  /** For itself, or for whoever will show the ticket. */
+  #pin(): void {
+    const { tickets, tally, report } = this.parts;
+    const world = this.#world;
+    const hashes = this.#some();
+    const ttlMs = world.pick([5, 100, 5_000]);
+    let ticket: Ticket | undefined;
+    if (world.chance(0.4)) {
+      const isNew = tickets.length === 0 || world.chance(0.8);
+      ticket = isNew
+        ? ticketOf(Buffer.from(Array.from({ length: ticketBytes }, () => world.between(0, 255))))
+        : world.pick(tickets);
+      if (isNew && tickets.push(ticket) > maxTickets) tickets.shift();
+    }
+    const pinned = (count: number): void => {
+      const { pins } = this.holdings.counts;
+      if (count > hashes.length || (ticket === undefined && count > pins))
+        throw new Violation(`law 6: ${count} of ${hashes.length} blocks are said to be pinned, and ${pins} are`);
+      tally(ticket === undefined ? 'pin' : 'pin.with a ticket', count);
+    };
+    this.#session.askSteps(
+      () => this.holdings.pinning(hashes, ttlMs, ticket),
+      pinned,
+      (error) => {
+        if (error instanceof KvError && error.code === 'REQUEST') tally('pin.of another');
+        else report(error);
+      },
+    );
+  }
+
+  #showTicket(): void {
+    const { node, space, tickets, tally } = this.parts;
+    if (tickets.length === 0) return;
+    const ticket = this.#world.pick(tickets);
+    const [hash] = this.#chain();
+    this.#session.ask(() => tally('pin.ended', node.store.endPin(space.namespace, ticket, hash!)));
+  }
+
+  #unpin(): void {
+    const hashes = this.#some();
+    this.#session.askSteps(
+      () => this.holdings.unpinning(hashes),
+      (count) => this.parts.tally('unpin', count),
+    );
   }
 
   #load(chain: readonly HashKey[], awaitMs: number): void {
@@ -202,7 +329,9 @@ export class SimulatedEngine {
     const deadlineMs = world.pick(deadlinesMs);
     const startMs = world.nowMs;
     const view: View = { hashes: chain, blocks: [], toldMs: startMs, awaitMs, reason: undefined };
-    const dueMs = startMs + deadlineMs + deadlineBoundMs;
+    // With no time at all it ends with what is there, and that is looked at over several turns.
+    const looksMs = deadlineMs === 0 ? Math.ceil(chain.length / stepping.looked) : 0;
+    const dueMs = startMs + deadlineMs + looksMs + deadlineBoundMs;
     const guarded = (fn: () => void): void => {
       try {
         fn();
@@ -237,6 +366,7 @@ export class SimulatedEngine {
             view.reason = reason;
             tally(`load.${reason === '' ? 'complete' : reason}`);
             world.note(`${node.name} load ended ${loaded}/${chain.length} ${reason}`);
+            if (loaded === 0) this.holdings.release(id, []); // so does the server
             if (loaded !== view.blocks.length) throw new Violation('law 1: loaded is not what was ready');
             if (reason === 'awaited' && world.nowMs < view.toldMs + awaitMs - 0.001)
               throw new Violation(`law 2: a load that may wait ${awaitMs} ms ended sooner`);
@@ -246,7 +376,7 @@ export class SimulatedEngine {
       };
       this.holdings.load(id, chain, deadlineMs, events, awaitMs);
       if (awaitMs > 0 && world.chance(0.1))
-        this.#later(0, awaitMs, 'engine ends a load', () => this.#endLoad(id, view));
+        this.#later(0, awaitMs, 'engine ends a load', () => this.#session.ask(() => this.#endLoad(id, view)));
     } catch (error) {
       this.views.delete(id);
       if (error instanceof KvError && error.code === 'BUSY') tally('load.busy');
@@ -254,7 +384,7 @@ export class SimulatedEngine {
       return;
     }
     world.schedule(
-      (deadlineMs + deadlineBoundMs) * 1000,
+      (dueMs - startMs) * 1000,
       'a deadline is over',
       () => {
         if (view.reason === undefined && !this.#dead)
@@ -265,7 +395,6 @@ export class SimulatedEngine {
   }
 
   #endLoad(id: bigint, view: View): void {
-    if (this.#dead) return;
     const isOpen = this.views.get(id) === view && view.reason === undefined;
     if (this.holdings.endLoad(id) !== isOpen || (isOpen && view.reason === undefined))
       throw new Violation('law 2: a load does not end when it is told to');
@@ -275,18 +404,26 @@ export class SimulatedEngine {
   #loaded(id: bigint, view: View): void {
     if (this.#dead) return;
     this.check();
-    this.views.delete(id);
+    const count = view.blocks.length;
     // Now and then what it copied does not verify in the GPU: it says so.
-    const isWrong = view.blocks.length > 0 && this.#world.chance(0.03);
-    this.holdings.release(id, isWrong ? [view.blocks.length - 1] : []);
+    const wrong = count > 0 && this.#world.chance(0.03) ? [count - 1] : [];
+    this.#session.ask(() => {
+      this.views.delete(id);
+      if (this.holdings.release(id, wrong) !== count > 0) throw new Violation('law 5: a lease is not there to end');
+    });
     if (!this.#quiet) this.#save(view.hashes, view.blocks.length);
   }
 
   /** Computes the blocks from `from` on, and stores them. */
   #save(chain: readonly HashKey[], from: number): void {
     if (from >= chain.length) return;
+    const hashes = chain.slice(from);
+    this.#session.reserve(from === 0 ? null : chain[from - 1]!, hashes, (answers) => this.#copy(hashes, answers));
+  }
+
+  #copy(hashes: readonly HashKey[], answers: readonly Reservation[]): void {
     const { node, space, tally } = this.parts;
-    const answers = this.holdings.reserve(from === 0 ? null : chain[from - 1]!, chain.slice(from));
+    if (answers.length !== hashes.length) throw new Violation('law 2: not every block that was asked for is answered');
     const mine: number[] = [];
     for (const [at, { slot, status, reason }] of answers.entries()) {
       tally(`reserve.${reason === '' ? status : reason}`);
@@ -294,7 +431,7 @@ export class SimulatedEngine {
         throw new Violation('law 3: a slot, or none, against its status');
       if (slot === undefined) continue;
       if (this.reserved.has(slot)) throw new Violation(`law 1: the slot at ${slot} is reserved twice`);
-      this.reserved.set(slot, { hash: chain[from + at]!, written: false });
+      this.reserved.set(slot, { hash: hashes[at]!, written: false });
       mine.push(slot);
     }
     if (mine.length === 0) return;
@@ -311,26 +448,36 @@ export class SimulatedEngine {
 
   #finish(slots: readonly number[]): void {
     if (this.#dead) return;
-    const { node, space, committed, tally } = this.parts;
+    const { space, tally } = this.parts;
     const blocks = slots.map((slot) => this.reserved.get(slot)!);
     for (const [at, slot] of slots.entries()) this.#mustBeWritten(slot, blocks[at]!.hash);
     for (const slot of slots) this.reserved.delete(slot);
     if (this.#world.chance(0.07)) {
-      this.holdings.abort(slots);
-      tally('abort', slots.length);
+      this.#session.askSteps(
+        () => this.holdings.aborting(slots),
+        (count) => tally('abort', count),
+      );
       return;
     }
-    const { ttlS, ends } = this.parts;
-    for (const { hash } of blocks) {
+    const hashes = blocks.map(({ hash }) => hash);
+    const checksums = hashes.map((hash) => contentOf(space.namespace, hash).checksum);
+    this.#session.askSteps(
+      () => this.#commit(hashes, slots, checksums),
+      (count) => tally('commit', count),
+    );
+  }
+
+  /** Their time begins with the commit's first step. */
+  *#commit(hashes: readonly HashKey[], slots: readonly number[], checksums: readonly bigint[]): Steps<number> {
+    const { node, space, committed, ttlS, ends } = this.parts;
+    for (const hash of hashes) {
       const name = space.namespace.key + hash;
       committed.add(name);
       const endMs = ttlS === 0 || node.isClockWrong ? Number.POSITIVE_INFINITY : this.#world.nowMs + ttlS * 1000;
       ends.set(name, Math.max(ends.get(name) ?? 0, endMs));
     }
-    const checksums = blocks.map(({ hash }) => contentOf(space.namespace, hash).checksum);
-    this.holdings.commit(slots, checksums);
-    tally('commit', slots.length);
-    this.#world.note(`${node.name} commits ${blocks.map(({ hash }) => shortName(hash)).join(' ')}`);
+    this.#world.note(`${node.name} commits ${hashes.map(shortName).join(' ')}`);
+    return yield* this.holdings.committing(slots, checksums);
   }
 
   #mustBeWritten(slot: number, hash: HashKey): void {
@@ -347,19 +494,5 @@ export class SimulatedEngine {
     if (!committed.has(space.namespace.key + hash)) {
       throw new Violation(`law 6: ${node.name}: ${shortName(hash)} is held, and nobody ever committed it`);
     }
-  }
-}
-
-/** Laws 3 and 5: what is awaited is bounded, and somebody waits for it. `engines`: all that are alive. */
-export function checkWaits(nodes: readonly SimNode[], engines: readonly SimulatedEngine[]): void {
-  for (const node of nodes) {
-    const own = engines.filter(({ parts }) => parts.node === node);
-    const counts = own.map(({ holdings }) => holdings.counts.awaited);
-    const awaited = counts.reduce((sum, count) => sum + count, 0);
-    const { 'await.blocks': said } = node.store.stats().counters;
-    if (awaited > limits.maxAwaitedInAll! || Math.max(0, ...counts) > limits.maxAwaitedBlocks!)
-      throw new Violation(`law 3: ${node.name}: ${counts.join(' + ')} blocks are awaited`);
-    if (said !== awaited)
-      throw new Violation(`law 5: ${node.name}: ${said} blocks are awaited, by its engines ${awaited}`);
   }
 }

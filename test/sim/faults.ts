@@ -93,6 +93,10 @@ export class Faults {
         disk.flips = 0.2;
         this.#lasts(50, 500, () => (disk.flips = 0));
       },
+      'disk reads hang': () => {
+        disk.stuck = world.pick([0.2, 0.7]);
+        this.#lasts(50, 800, () => (disk.stuck = 0));
+      },
       'redis down': () => {
         redis.isDown = true;
         redis.reset();
@@ -116,6 +120,10 @@ export class Faults {
       'redis flips': () => {
         redis.flips = 0.2;
         this.#lasts(50, 500, () => (redis.flips = 0));
+      },
+      'redis values hang': () => {
+        redis.stuck = world.pick([0.1, 0.4]);
+        this.#lasts(50, 600, () => (redis.stuck = 0));
       },
       's3 500': () => {
         s3.errors = world.pick([0.1, 0.5, 1]);
@@ -153,6 +161,10 @@ export class Faults {
         this.#network.cut.add(pair);
         this.#network.reset(a);
         this.#lasts(100, 1_500, () => this.#network.cut.delete(pair));
+      },
+      'peer blocks hang': () => {
+        this.#network.stuck = world.pick([0.1, 0.4]);
+        this.#lasts(50, 600, () => (this.#network.stuck = 0));
       },
       'peer flips': () => {
         this.#network.flips = 0.2;

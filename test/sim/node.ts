@@ -9,7 +9,16 @@ import { decodeHeader, headerBytes } from '@kvtier/identity';
 import { openOrLater } from '@kvtier/node/testing';
 import { Store, type StoreLimits, type TierPlan } from '@kvtier/placement';
 import { createSystemClock, type Log } from '@kvtier/runtime';
-import { ArenaMemory, ArenaTier, type BlockFields, DiskTier, type Tier, verifyBlocks } from '@kvtier/tiers';
+import {
+  ArenaMemory,
+  ArenaTier,
+  type BlockFields,
+  type CodecName,
+  CodecTier,
+  DiskTier,
+  type Tier,
+  verifyBlocks,
+} from '@kvtier/tiers';
 import { RedisTier } from '@kvtier/tiers/redis';
 import { S3Tier } from '@kvtier/tiers/s3';
 import { simRoot } from './virtual-disk.ts';
@@ -71,9 +80,13 @@ export interface NodePlan {
   readonly plans: Readonly<Record<string, Partial<TierPlan>>>;
   readonly diskBytes: number;
   readonly devices: number;
+  /** Let go of in one turn. */
+  readonly unpinBatchBlocks: number;
   /** Of its packs. */
   readonly ttlSeconds: number | undefined;
   readonly policy: 'lru' | 's3-fifo' | 'lfu' | 'fifo';
+  /** By tier; what another life or another node encoded is read without. */
+  readonly codecs: Readonly<Record<string, CodecName>>;
   /** Of values to and from Redis. */
   readonly transport: 'native' | 'node';
 }
@@ -101,8 +114,12 @@ export function drawPlan(world: World, number: number, given?: readonly string[]
     ...{ number, tiers, plans },
     diskBytes: 65_536 + world.between(3, 6) * 65_536,
     devices: world.chance(0.25) ? 2 : 1,
+    unpinBatchBlocks: world.pick([2, 3, 1_024]),
     ttlSeconds: world.chance(0.3) ? world.between(1_000, 4_000) / 1_000 : undefined,
     policy: world.pick(['lru', 'lru', 's3-fifo', 'lfu', 'fifo']),
+    codecs: Object.fromEntries(
+      tiers.map((name): [string, CodecName] => [name, world.pick(['none', 'none', 'lz4', 'planes+lz4'])]),
+    ),
     transport: world.pick(['native', 'native', 'node']),
   };
 }
@@ -123,6 +140,7 @@ export class SimNode {
   arena!: ArenaTier;
   store!: Store;
   lower: WatchedTier[] = [];
+  peers: ModelPeerTier | undefined;
   boots = 0;
   /** Reads and writes of former lives. */
   readonly totals: Record<string, number> = {};
@@ -181,6 +199,7 @@ export class SimNode {
     this.#network.reset(this.plan.number);
     for (const tier of this.lower) this.#count(tier);
     this.lower = [];
+    this.peers = undefined;
   }
 
   /** Reads and writes by tier and status, all lives. */
@@ -214,9 +233,16 @@ export class SimNode {
       for (const tier of opened) await tier.close();
       throw error;
     }
+    this.peers = opened.find((tier) => tier instanceof ModelPeerTier);
+    const coded = {
+      arena: handle,
+      memory: new ArenaMemory(handle, arenaBytes),
+      slots: arena,
+      nowUs: () => world.nowUs,
+    };
     const lower = opened.map(
       (tier) =>
-        new WatchedTier(tier, {
+        new WatchedTier(new CodecTier({ inner: tier, codec: plan.codecs[tier.name]!, ...coded }), {
           ...{ world, memory, filling, node: this.name, report: this.#report },
           limitMs: tierLimitMs[tier.name]!,
         }),
@@ -224,7 +250,8 @@ export class SimNode {
     this.arena = arena;
     this.lower = lower;
     this.store = new Store({
-      ...{ arena, lower, limits, plans: plan.plans, log: this.#log(), clock: createSystemClock() },
+      ...{ arena, lower, plans: plan.plans, log: this.#log(), clock: createSystemClock() },
+      limits: { ...limits, unpinBatchBlocks: plan.unpinBatchBlocks },
       quotas: { small: { arena: 20_000, disk: 30_000 } },
       readHeader: (slot) => this.#header(slot),
       verify: (namespace, blocks) => verifyBlocks(handle, namespace, blocks),

@@ -10,15 +10,18 @@ import { syncBuiltinESMExports } from 'node:module';
 import { S3Client } from '@aws-sdk/client-s3';
 import { native } from '@kvtier/data-plane';
 import { Outside } from '@kvtier/errors';
+import { stepping } from '@kvtier/placement';
 import { slicing } from '@kvtier/tiers';
 import { NativePool, PiecePool } from '@kvtier/tiers/redis/testing';
 import { HttpPool } from '@kvtier/tiers/s3/testing';
+import { lz4Calls, PoolTurns } from '@kvtier/tiers/testing';
 import { Redis } from 'ioredis';
 import type { VirtualArenas } from './virtual-arena.ts';
+import type { VirtualCodec } from './virtual-codec.ts';
 import type { VirtualDisks } from './virtual-disk.ts';
 import type { VirtualRedis } from './virtual-redis.ts';
 import type { VirtualS3 } from './virtual-s3.ts';
-import type { Entry, World } from './world.ts';
+import type { Entry, Life, World } from './world.ts';
 
 /** setTimeout's longest; what is longer fires at once, as in Node. */
 const longestTimerMs = 2 ** 31 - 1;
@@ -70,9 +73,16 @@ function timerPatches(world: World): Patch[] {
     again();
     return timer;
   };
+  const immediateUs = new WeakMap<Life, number>();
   const setImmediate = (fn: (...args: unknown[]) => void, ...args: unknown[]): VirtualTimer => {
     const timer = new VirtualTimer();
-    timer.entry = world.schedule(0, 'immediate', () => fn(...args));
+    // In their order; now and then a turn takes its time.
+    const atUs = Math.max(
+      immediateUs.get(world.life) ?? 0,
+      world.nowUs + (world.chance(0.2) ? world.between(1, 300) : 0),
+    );
+    immediateUs.set(world.life, atUs);
+    timer.entry = world.schedule(atUs - world.nowUs, 'immediate', () => fn(...args));
     return timer;
   };
   return [
@@ -101,24 +111,18 @@ function abortAfter(world: World, ms: number): AbortSignal {
 }
 
 /** Native calls that end on a thread of their own: here they would be waited for in real time. */
-const refused = [
-  'arenaCopy',
-  'arenaChecksum',
-  'arenaSplitPlanes',
-  'arenaJoinPlanes',
-  'peerOpen',
-  'valuesConnect',
-] as const;
+const refused = ['arenaCopy', 'peerOpen', 'valuesConnect'] as const;
 
 export interface Servers {
   readonly arenas: VirtualArenas;
   readonly disks: VirtualDisks;
   readonly redis: VirtualRedis;
   readonly s3: VirtualS3;
+  readonly codec: VirtualCodec;
 }
 
 /** Exchange the platform for the world; the returned function puts it back. */
-export function install(world: World, { arenas, disks, redis, s3 }: Servers): () => void {
+export function install(world: World, { arenas, disks, redis, s3, codec }: Servers): () => void {
   const refuse = refused.map(
     (name): Patch => [
       native,
@@ -131,8 +135,13 @@ export function install(world: World, { arenas, disks, redis, s3 }: Servers): ()
   const patches: Patch[] = [
     ...timerPatches(world),
     [slicing, 'blocks', 8],
+    [stepping, 'blocks', world.pick([2, 2, 3, 3, 256])],
+    [stepping, 'looked', world.pick([2, 3, 5, 1_024])],
     ...refuse,
     ...Object.entries(arenas.native).map(([name, value]): Patch => [native, name, value]),
+    ...Object.entries(codec.native).map(([name, value]): Patch => [native, name, value]),
+    ...Object.entries(codec.lz4).map(([name, value]): Patch => [lz4Calls, name, value]),
+    [PoolTurns.prototype, 'run', codec.pool.run],
     ...Object.entries(redis.native).map(([name, value]): Patch => [native, name, value]),
     ...Object.entries(disks.native).map(([name, value]): Patch => [native, name, value]),
     ...Object.entries(redis.client).map(([name, value]): Patch => [Redis.prototype, name, value]),

@@ -28,11 +28,15 @@ it('many worlds keep all laws, and everything happened in them', async () => {
       'load.told to end',
       'abort',
       'engine.died',
+      'engine.attached again',
+      'session.in steps',
+      'pin',
+      'pin.with a ticket',
       'reserve.quota',
       'proof.blocks',
     ],
     ...['tier.disk.ready', 'tier.disk.refused', 'tier.redis.ready', 'tier.redis.refused', 'tier.peer.ready'],
-    ...['tier.s3.ready', 'tier.s3.stored', 's3.conflicts'],
+    ...['tier.s3.ready', 'tier.s3.stored', 's3.conflicts', 'codec.compressed', 'codec.uncompressed'],
   ];
   expect(expected.filter((name) => (tally[name] ?? 0) === 0)).toEqual([]);
   const faults = Object.entries(tally).filter(([name]) => name.startsWith('fault.'));

@@ -1,7 +1,8 @@
 /**
  * One seed, one world: two to four cache nodes and their engines, with everything that the world does to them. Real: the store, the
- * arena tier, the disk tier, the Redis and S3 tiers but for their sockets, policies, breakers, quotas, the formats. Model: disks,
- * servers, networks, engines, the session link (its engines use `Holdings`), the connections between peers, what Redis's scripts do.
+ * arena tier, the disk tier, the Redis and S3 tiers but for their sockets, codecs, policies, breakers, quotas, the formats. Model: disks,
+ * servers, networks, engines, the session link (its engines use `Holdings`, step by step), LZ4's threads, the connections between
+ * peers, what Redis's scripts do. Steps and batches of the store are a few blocks, so that much happens between two of one call.
  *
  *     chaos: engines work, faults come and go ──▶ calm: faults end, engines finish ──▶ proof: every node stores and loads again ──▶ end
  *
@@ -9,16 +10,19 @@
  * bytes (1), time limits (2), each thing ends once (5); at the end: progress (2), nothing is left (5); law 4 by counting.
  */
 import { type HashKey, headerBytes } from '@kvtier/identity';
+import type { Ticket } from '@kvtier/placement';
 import type { TierChange } from '@kvtier/tiers';
 import { loadSdk } from '@kvtier/tiers/s3/testing';
+import { checkBounds, checkBudgets, checkWaits } from './budgets.ts';
 import { chainOf, contentOf, shortName, spaces } from './contents.ts';
-import { checkWaits, SimulatedEngine } from './engine.ts';
+import { SimulatedEngine } from './engine.ts';
 import { Faults } from './faults.ts';
-import { arenaBytes, drawPlan, limits, redisBytes, SimNode, s3Bytes, s3PackBytes, s3PackCount } from './node.ts';
+import { arenaBytes, drawPlan, SimNode, s3PackBytes, s3PackCount } from './node.ts';
 import { install, type Servers } from './platform.ts';
 import { VirtualArenas } from './virtual-arena.ts';
+import { VirtualCodec } from './virtual-codec.ts';
 import { VirtualDisks } from './virtual-disk.ts';
-import { ModelPeerTier, PeerNetwork } from './virtual-peers.ts';
+import { PeerNetwork } from './virtual-peers.ts';
 import { VirtualRedis } from './virtual-redis.ts';
 import { VirtualS3 } from './virtual-s3.ts';
 import { LongTurn, Violation, World } from './world.ts';
@@ -50,8 +54,6 @@ export interface SimResult {
 
 export const defaultSteps = 2_500;
 const maxNodes = 4;
-/** In flight at once on one device, from one node, whatever is removed, written or made. */
-const maxDiskCalls = 1;
 const calmUs = 40_000_000;
 /** Ends are whole seconds, rounded up by the timer that removes what is over; batch by batch. */
 const lateBoundMs = 2_000;
@@ -72,6 +74,7 @@ async function simulateOnce(options: SimOptions): Promise<{ result: SimResult; e
     disks: new VirtualDisks(world, arenas),
     redis: new VirtualRedis(world, arenas),
     s3: new VirtualS3(world),
+    codec: new VirtualCodec(world, arenas),
   };
   const simulation = new Simulation(world, servers, options);
   const onRejection = (error: unknown): void => simulation.report(error);
@@ -105,6 +108,7 @@ class Simulation {
   readonly #engines = new Set<SimulatedEngine>();
   readonly #committed = new Set<string>();
   readonly #ends = new Map<string, number>();
+  readonly #tickets: Ticket[] = [];
   readonly #tally: Record<string, number> = {};
   #failure: unknown;
   #faults: Faults | undefined;
@@ -138,7 +142,7 @@ class Simulation {
   }
 
   tally(): Readonly<Record<string, number>> {
-    const { redis, s3, disks } = this.#servers;
+    const { redis, s3, disks, codec } = this.#servers;
     const out: Record<string, number> = { ...this.#tally };
     const add = (prefix: string, counts: Readonly<Record<string, number>>): void => {
       for (const [name, count] of Object.entries(counts)) out[prefix + name] = (out[prefix + name] ?? 0) + count;
@@ -150,6 +154,8 @@ class Simulation {
     add('fault.', this.#faults?.counts ?? {});
     add('redis.', redis.counts);
     add('s3.', s3.counts);
+    add('codec.', codec.counts);
+    add('peer.', this.#network.counts);
     for (const disk of disks.disks.values()) add('disk.', disk.counts);
     return out;
   }
@@ -168,7 +174,7 @@ class Simulation {
     if (this.#isCalm || node.state !== 'up') return;
     const world = this.#world;
     const engine = new SimulatedEngine({
-      ...{ node, space: world.pick(spaces), committed: this.#committed, ends: this.#ends },
+      ...{ node, space: world.pick(spaces), committed: this.#committed, ends: this.#ends, tickets: this.#tickets },
       ...{ tenant: world.pick(['', '', 'small']), ttlS: world.chance(0.15) ? world.between(1, 2) : 0 },
       report: (error) => this.report(error),
       onDied: (where) => this.#engineComes(where),
@@ -183,7 +189,8 @@ class Simulation {
     const world = this.#world;
     const went = await world.step();
     if (this.#failure !== undefined) throw this.#failure;
-    this.#checkBudgets();
+    checkBudgets(this.#nodes, this.#servers);
+    if (world.steps % 8 === 0) checkBounds(this.#up(), this.#live());
     if (world.steps % 16 === 0) for (const engine of this.#live()) engine.check();
     if (world.steps % 64 === 0) this.#checkIndexes();
     return went;
@@ -206,53 +213,6 @@ class Simulation {
 
   #up(): SimNode[] {
     return this.#nodes.filter(({ state }) => state === 'up');
-  }
-
-  /** Law 3, at every instant. */
-  #checkBudgets(): void {
-    const { redis, s3, disks } = this.#servers;
-    const over = (what: string, bytes: number, cap: number): void => {
-      if (bytes > cap) throw new Violation(`law 3: ${what}: ${bytes}, ${cap} allowed`);
-    };
-    over('redis, by its ledger', redis.ledger?.used ?? 0, redisBytes);
-    over('redis, values under the ledger', redis.ledger === undefined ? 0 : redis.valueBytes, redis.ledger?.used ?? 0);
-    over('the bucket', s3.bytes, s3Bytes);
-    for (const [name, { callsInFlight }] of disks.disks) {
-      over(`${name}, calls to its file system`, Math.max(0, ...callsInFlight.values()), maxDiskCalls);
-    }
-    for (const node of this.#nodes) {
-      let bytes = 0;
-      for (const name of node.diskNames()) bytes += disks.of(`/kvtier-sim/${name}/`).bytes;
-      over(`${node.name}, its disks`, bytes, node.diskCapacityBytes);
-    }
-    if (this.#world.steps % 8 !== 0) return;
-    for (const { store, name, arena, plan } of this.#up()) {
-      const { counters, tiers } = store.stats();
-      const { bytes, capacityBytes } = arena.stats();
-      over(`${name}, the arena`, bytes, capacityBytes);
-      // One block may always start on each idle tier.
-      over(
-        `${name}, what is fetched`,
-        counters['fetch.inflight_bytes']!,
-        limits.maxFetchBytes! + plan.tiers.length * 6_000,
-      );
-      over(`${name}, what is prefetched`, counters['prefetch.unused_bytes']!, limits.maxPrefetchedBytes!);
-      over(`${name}, uses to tell`, counters['touch.pending_blocks']!, limits.maxTouchBlocks!);
-      for (const tier of plan.tiers) {
-        over(`${name}, ${tier}: queue`, counters[`writedown.${tier}.pending_bytes`]!, limits.maxWriteDownBytes!);
-      }
-      for (const { tier, detail } of tiers) {
-        over(`${name}, ${tier}: not written yet`, detail.write_dirty_bytes ?? 0, limits.maxDirtyBytes!);
-      }
-      over(`${name}, tenant small in the arena`, counters['quota.bytes.arena.small'] ?? 0, 20_000);
-      over(`${name}, tenant small on disk`, counters['quota.bytes.disk.small'] ?? 0, 30_000);
-    }
-    for (const { holdings, parts } of this.#live()) {
-      const { reserved, loads, pins } = holdings.counts;
-      over(`${parts.node.name}, loads of a session`, loads, limits.maxLoads!);
-      over(`${parts.node.name}, reserved by a session`, reserved * parts.space.payloadBytes, limits.maxReservedBytes!);
-      over(`${parts.node.name}, pinned by a session`, pins * parts.space.payloadBytes, limits.maxPinnedBytes!);
-    }
   }
 
   /** Law 6: the index is what the tiers hold, block by block, and what they told; what waits to end is what is held (law 3). */
@@ -291,9 +251,7 @@ class Simulation {
     this.#isCalm = true;
     for (const engine of this.#live()) engine.quiet();
     await this.#until('nodes do not come back', calmUs, () => this.#up().length === this.#nodes.length);
-    await this.#until('engines do not finish', calmUs, () =>
-      this.#live().every(({ views, reserved }) => views.size === 0 && reserved.size === 0),
-    );
+    await this.#until('engines do not finish', calmUs, () => this.#live().every(({ isDone }) => isDone));
     for (const engine of this.#live()) engine.holdings.end();
     this.#engines.clear();
     const isWell = (): boolean =>
@@ -326,9 +284,8 @@ class Simulation {
     let why = '';
     const agree = (): boolean => {
       why = '';
-      for (const { name, lower } of this.#up()) {
-        const peers = lower.find((tier) => tier.name === 'peer')?.inner;
-        const said = peers instanceof ModelPeerTier ? peers.disagreement() : '';
+      for (const { name, peers } of this.#up()) {
+        const said = peers?.disagreement() ?? '';
         if (said !== '') why = `${name}: ${said}`;
       }
       return why === '';

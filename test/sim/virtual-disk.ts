@@ -53,7 +53,9 @@ export class VirtualDisk {
   /** Probability that an operation fails with EIO; that a read finds a bit flipped. */
   eio = 0;
   flips = 0;
-  readonly counts = { reads: 0, writes: 0, eio: 0, enospc: 0, flips: 0, torn: 0, reverted: 0 };
+  /** Probability that a read of an object hangs, while those beside it come. */
+  stuck = 0;
+  readonly counts = { reads: 0, writes: 0, eio: 0, enospc: 0, flips: 0, torn: 0, reverted: 0, stuck: 0 };
   /** Calls to the file system that have not ended, by whose they are; and objects on their way. */
   readonly callsInFlight = new Map<Life, number>();
   readonly #writing = new Set<Writing>();
@@ -337,7 +339,7 @@ export class VirtualDisks {
     }
     disk.counts.reads++;
     view.fill(0xcd);
-    disk.after('read object', (failure) => {
+    const read = (failure: DiskError | undefined): void => {
       if (failure !== undefined) {
         complete(-5);
         return;
@@ -350,7 +352,12 @@ export class VirtualDisks {
       const sound = isSound(view, identity);
       if (sound) stamped(view, 0n).copy(view);
       complete(sound ? bytes! : -74);
-    });
+    };
+    const begin = (): void => void disk.after('read object', read);
+    if (disk.stuck > 0 && world.chance(disk.stuck)) {
+      disk.counts.stuck++;
+      world.schedule(world.between(50, 3_000) * 1000, 'disk read object hangs', begin);
+    } else begin();
   }
 }
 

@@ -33,7 +33,9 @@ export class PeerNetwork {
   /** Pairs that cannot reach each other: "0-2". */
   readonly cut = new Set<string>();
   flips = 0;
-  counts = { fetches: 0, resets: 0 };
+  /** Probability that one block hangs, while those beside it come. */
+  stuck = 0;
+  counts = { fetches: 0, resets: 0, stuck: 0 };
 
   constructor(world: World) {
     this.world = world;
@@ -214,9 +216,11 @@ class Link {
         return;
       }
       host.arena.pin(namespace, hash);
+      const isStuck = this.#network.stuck > 0 && world.chance(this.#network.stuck);
+      if (isStuck) this.#network.counts.stuck++;
       // Sent while it is pinned, out of the slot.
       world.schedule(
-        this.#network.delayUs(),
+        isStuck ? world.between(50, 1_000) * 1000 : this.#network.delayUs(),
         'peer sends',
         () => {
           const sent = Buffer.from(host.memory.subarray(block.slot, block.slot + bytes));

@@ -61,10 +61,12 @@ export class VirtualRedis {
   /** Probabilities: a write command is refused; a value arrives damaged. */
   refuses = 0;
   flips = 0;
+  /** Probability that a part of a value hangs, while those beside it come. */
+  stuck = 0;
   /** Bytes that travelled as commands and replies. */
   controlBytes = 0;
   largestCommandBytes = 0;
-  readonly counts = { commands: 0, sets: 0, gets: 0, refused: 0, resets: 0, failovers: 0 };
+  readonly counts = { commands: 0, sets: 0, gets: 0, refused: 0, resets: 0, failovers: 0, stuck: 0 };
 
   constructor(world: World, arenas: VirtualArenas) {
     this.#world = world;
@@ -356,7 +358,10 @@ export class VirtualRedis {
         life,
       );
     };
-    world.schedule(this.#delayUs(), `redis value ${job.kind}`, arrive, world.servers);
+    const isStuck = this.stuck > 0 && world.chance(this.stuck);
+    if (isStuck) this.counts.stuck++;
+    const delayUs = isStuck ? world.between(50, 1_000) * 1000 : this.#delayUs();
+    world.schedule(delayUs, `redis value ${job.kind}`, arrive, world.servers);
   }
 
   #jobsOf(pool: Pool): { readonly owner: Life; readonly jobs: Set<PieceJob> } {

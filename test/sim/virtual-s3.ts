@@ -9,7 +9,7 @@
 import { KvError, type Outside } from '@kvtier/errors';
 import type { HttpReply, HttpRequest, TryLimits } from '@kvtier/tiers/s3/testing';
 import { decodePackTable, packTableBytesOf } from '@kvtier/tiers/s3/testing';
-import { mustHold } from './contents.ts';
+import { mustBeStored } from './contents.ts';
 import { type Entry, Violation, type World } from './world.ts';
 
 interface S3Object {
@@ -311,7 +311,8 @@ export class VirtualS3 {
       return;
     }
     try {
-      for (const { namespace, hash, offset } of table.records) mustHold(body, offset, namespace, hash, `s3: ${key}`);
+      for (const { namespace, hash, offset } of table.records)
+        mustBeStored(body, offset, namespace, hash, `s3: ${key}`);
     } catch (error) {
       this.report(error);
     }

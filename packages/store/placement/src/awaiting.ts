@@ -15,10 +15,8 @@ import type { Counters } from './counters.ts';
 import type { AwaitClient, FetchFailure, NamespaceState, Waiter } from './fetches.ts';
 import type { StoreLimits } from './limits.ts';
 import type { Namespaces } from './namespaces.ts';
+import { stepping } from './steps.ts';
 import type { TierGate } from './tier-gate.ts';
-
-/** Waiters that are tried again in one turn. */
-const retryBatch = 1024;
 
 export interface AwaitingOptions {
   readonly namespaces: Namespaces;
@@ -168,7 +166,7 @@ export class Awaiting {
       if (this.#due.size === 0) [this.#due, this.#later] = [this.#later, this.#due];
       const batch: Waiter[] = [];
       for (const waiter of this.#due) {
-        if (batch.length === retryBatch) break;
+        if (batch.length === stepping.looked) break;
         batch.push(waiter);
         this.#due.delete(waiter);
       }

@@ -21,6 +21,7 @@ import type { Fetch, FetchClient, FetchFailure, NamespaceState } from './fetches
 import type { StoreLimits } from './limits.ts';
 import type { Pins } from './pins.ts';
 import type { ArenaTop, ReadHeader } from './ports.ts';
+import { stepping } from './steps.ts';
 import type { Tenants } from './tenants.ts';
 import type { ReadPriority, TierGate } from './tier-gate.ts';
 
@@ -52,9 +53,6 @@ const failures: Record<Exclude<ReadStatus, 'ready'>, FetchFailure> = {
   failed: 'tier',
 };
 
-/** Blocks of one turn that need no read of their own, and are passed over; some milliseconds. */
-const maxPassedOver = 1_024;
-
 export class Fetcher {
   readonly #options: FetcherOptions;
   readonly #rings: Record<ReadPriority, FetchClient[]> = { demand: [], prefetch: [] };
@@ -64,6 +62,7 @@ export class Fetcher {
   /** Slots of reads that a tier broke off; each cancels the timer that gives it back. */
   readonly #abandoned = new Set<() => void>();
   #pumping = false;
+  /** Blocks of this turn that need no read of their own. */
   #passedOver = 0;
   /** A turn had no time to pass over more. */
   #cancelNextTurn: (() => void) | undefined;
@@ -109,7 +108,7 @@ export class Fetcher {
   }
 
   get #isTurnOver(): boolean {
-    return this.#passedOver >= maxPassedOver;
+    return this.#passedOver >= stepping.looked;
   }
 
   #serveRing(ring: FetchClient[]): void {
@@ -237,8 +236,8 @@ export class Fetcher {
     if (over) {
       counters.add(`load.expired.${gate.tier.name}`);
       gate.tier.remove(namespace, [fetch.hash], 'asked');
-    } // A foreign layout: removed, or it would count as held, and keep its name from being written, for ever.
-    else if (header !== undefined && header.payloadBytes !== payloadBytes) {
+    } // A foreign layout, or no object at all: removed, or it would count as held, and keep its name from being written, for ever.
+    else if (read === 'ready' && header?.payloadBytes !== payloadBytes) {
       gate.tier.remove(namespace, [fetch.hash], 'corrupt');
     }
     if (header !== undefined && status === 'ready') {

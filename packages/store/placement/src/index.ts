@@ -16,7 +16,7 @@ export type { OpenOptions, StoreOptions, TierPlan } from './parts.ts';
 export type { ArenaTop, ReadHeader } from './ports.ts';
 export type { Reservation, ReserveStatus } from './session-writes.ts';
 export type { StoreStats, TierReport } from './stats.ts';
-export { type Steps, stepBlocks } from './steps.ts';
+export { type Steps, stepping } from './steps.ts';
 export { type LookupResult, Store, type TierSpan } from './store.ts';
 export type { Quota, Quotas } from './tenants.ts';
 export { type Ticket, ticketBytes, ticketOf } from './tickets.ts';

@@ -1,10 +1,11 @@
 /** What many blocks were loaded for is over: they are let go over several turns, and are in nobody's way meanwhile. */
 import { describe, expect, it } from 'vitest';
-import { stepBlocks } from './steps.ts';
+import { stepping } from './steps.ts';
 import { Bench, type BenchOptions, type BlockWriter, chain, settled } from './testing/bench.ts';
 
 const count = 2_048;
 const batch = 512;
+const stepBlocks = stepping.blocks;
 const limits = { maxReservedBytes: 1e6, maxLeasedBytes: count, unpinBatchBlocks: batch };
 
 async function leased(changes: object = {}): Promise<{ bench: Bench; engine: BlockWriter; id: bigint }> {

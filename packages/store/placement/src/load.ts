@@ -24,14 +24,11 @@ import type { AwaitClient, FetchClient, FetchFailure, FetchRequest, NamespaceSta
 import type { StoreLimits } from './limits.ts';
 import type { Pins } from './pins.ts';
 import type { ArenaTop } from './ports.ts';
-import type { Steps } from './steps.ts';
+import { type Steps, stepping } from './steps.ts';
 import type { TierGate } from './tier-gate.ts';
 
 /** '' = complete. 'cancelled': ended, released, or its session ended, before it was complete. */
 export type LoadReason = '' | FetchFailure | 'deadline' | 'awaited' | 'cancelled';
-
-/** Blocks of one load that are looked at in one turn: some 10 ms of lookups, pins and waiters. */
-const beginBatch = 1_024;
 
 export interface LoadEvents {
   /** Blocks `first`.. are leased and may be read. In chain order, without a gap. */
@@ -139,7 +136,7 @@ export class Load implements FetchClient, AwaitClient {
   #begin(from: number): void {
     const { arena, locate, clock, maxBlocks, isOver } = this.#options;
     this.#cancelBegin = undefined;
-    const end = from + beginBatch;
+    const end = from + stepping.looked;
     this.#makeRoom(Math.min(this.#limit, end) - from);
     for (let index = from; index < Math.min(this.#limit, end); index++) {
       const hash = this.hashes[index]!;

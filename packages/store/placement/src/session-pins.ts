@@ -15,7 +15,7 @@ import type { NamespaceState } from './fetches.ts';
 import type { StoreParts } from './parts.ts';
 import type { Keeper } from './pins.ts';
 import { type End, SharedEnds } from './shared-ends.ts';
-import { isStepEnd, type Steps, stepBlocks } from './steps.ts';
+import { isStepEnd, type Steps, stepping } from './steps.ts';
 import type { Ticket, TicketOwner } from './tickets.ts';
 
 /** In place of a ticket: the session wants it without one. */
@@ -86,11 +86,11 @@ export class SessionPins implements Keeper, TicketOwner {
     }
     yield* this.#finish();
     const kept = tied?.hashes ?? new Set<HashKey>();
-    for (let from = 0; from < hashes.length; from += stepBlocks) {
+    for (let from = 0; from < hashes.length; from += stepping.blocks) {
       if (from > 0) yield;
       if (this.#ended) return 0;
       if (tied !== undefined && this.#tickets.get(ticket!) !== tied) break;
-      this.#keep(hashes.slice(from, from + stepBlocks), endMs, tied, kept);
+      this.#keep(hashes.slice(from, from + stepping.blocks), endMs, tied, kept);
       if (tied === undefined) continue;
       this.#ticketBlocks += kept.size - tied.blocks;
       tied.blocks = kept.size;
@@ -104,7 +104,7 @@ export class SessionPins implements Keeper, TicketOwner {
       if (kept.size === 0 && this.#tickets.get(ticket!) === tied) this.#drop(tied);
     }
     // Some of the first may have left the arena meanwhile.
-    return hashes.length > stepBlocks ? [...kept].filter((hash) => this.#pins.has(hash)).length : kept.size;
+    return hashes.length > stepping.blocks ? [...kept].filter((hash) => this.#pins.has(hash)).length : kept.size;
   }
 
   /** Returns how many of `hashes` were pinned by this session. */
@@ -289,6 +289,6 @@ export class SessionPins implements Keeper, TicketOwner {
   /** What nobody wants any more takes no room, and is not pinned by this session. */
   *#finish(): Steps<void> {
     let done = 0;
-    for (const leaving of this.#leaving) while (!leaving.next().done) if (++done % stepBlocks === 0) yield;
+    for (const leaving of this.#leaving) while (!leaving.next().done) if (++done % stepping.blocks === 0) yield;
   }
 }

@@ -10,7 +10,7 @@ import { KvError } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
 import type { NamespaceState } from './fetches.ts';
 import type { StoreParts } from './parts.ts';
-import { isStepEnd, type Steps, stepBlocks } from './steps.ts';
+import { isStepEnd, type Steps, stepping } from './steps.ts';
 
 export type ReserveStatus = 'reserved' | 'held' | 'busy' | 'refused';
 
@@ -65,7 +65,7 @@ export class SessionWrites {
       yield* this.#keep(parent, hashes, kept);
       const out = yield* this.#take(parent, hashes, kept);
       for (const hash of kept) {
-        if (kept.size % stepBlocks === 0) yield;
+        if (kept.size % stepping.blocks === 0) yield;
         this.#letGo(hash, kept);
       }
       yield* this.#used(hashes.filter((_, index) => out[index]?.status === 'held'));
@@ -132,7 +132,7 @@ export class SessionWrites {
       pins.pin(namespace, hash);
       kept.add(hash);
     };
-    if (hashes.length <= stepBlocks) {
+    if (hashes.length <= stepping.blocks) {
       for (const hash of hashes) removeIfOver(namespace, hash);
       const chain = parent === null ? hashes : [parent, ...hashes];
       if (chain.every((hash) => arena.get(namespace, hash) !== undefined)) return; // nothing will be allocated

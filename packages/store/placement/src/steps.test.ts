@@ -1,12 +1,13 @@
 /** What is done to many blocks over several turns, and what may happen between these. */
 import type { HashKey } from '@kvtier/identity';
 import { describe, expect, it } from 'vitest';
-import { inOneTurn, type Steps, stepBlocks } from './steps.ts';
+import { inOneTurn, type Steps, stepping } from './steps.ts';
 import { Bench, type BlockWriter, chain, namespaceNamed } from './testing/bench.ts';
 import { settled } from './testing/model.ts';
 import { type Ticket, ticketBytes, ticketOf } from './tickets.ts';
 
 const generous = { maxReservedBytes: 1e6, maxPinnedBytes: 1e6, maxPinTtlMs: 60_000, maxLeasedBytes: 1e6 };
+const stepBlocks = stepping.blocks;
 const ticket = (number: number): Ticket => ticketOf(Buffer.alloc(ticketBytes, number));
 const benchOf = (slots: number, limits = {}): Bench => new Bench(slots, { ...generous, ...limits }, { lower: [] });
 

@@ -4,11 +4,14 @@
  */
 export type Steps<T> = Generator<void, T, void>;
 
-/** Blocks of one step: some 2 ms, also where each is published and told to several tiers. */
-export const stepBlocks = 256;
+/**
+ * Blocks of one step: some 2 ms, also where each is published and told to several tiers; and of one turn where they are only looked at:
+ * some 10 ms. (The simulation makes them a few.)
+ */
+export const stepping = { blocks: 256, looked: 1_024 };
 
 /** After `done` of `all` blocks it is somebody else's turn. */
-export const isStepEnd = (done: number, all: number): boolean => done % stepBlocks === 0 && done < all;
+export const isStepEnd = (done: number, all: number): boolean => done % stepping.blocks === 0 && done < all;
 
 /** All of it in this turn, however long that is. */
 export function inOneTurn<T>(steps: Steps<T>): T {

@@ -29,7 +29,7 @@ import { Prefetched } from './prefetch.ts';
 import { Recency } from './recency.ts';
 import { maxTiers, Residency } from './residency.ts';
 import { type StoreStats, tierReports } from './stats.ts';
-import { inOneTurn, isStepEnd, type Steps, stepBlocks } from './steps.ts';
+import { inOneTurn, isStepEnd, type Steps, stepping } from './steps.ts';
 import { Suspects } from './suspects.ts';
 import { Tenants } from './tenants.ts';
 import { type Ticket, Tickets } from './tickets.ts';
@@ -80,7 +80,7 @@ export class Store {
     const limits = { ...defaultLimits(arena.stats().capacityBytes), ...options.limits };
     const pins = new Pins(arena, (namespace, hash) => this.#tenants.unpinned(namespace, hash));
     const blockTurns = new BlockTurns(limits.unpinBatchBlocks);
-    const makeRoom = (): boolean => blockTurns.take(stepBlocks);
+    const makeRoom = (): boolean => blockTurns.take(stepping.blocks);
     arena.whenFull?.(makeRoom);
     const wallS = (): number => Math.floor(clock.wallMs() / 1000);
     const isOver = (expiresS: number): boolean => expiresS !== 0 && expiresS <= wallS();

@@ -6,14 +6,7 @@
 import { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
-import {
-  type Holdings,
-  type LoadEvents,
-  type LookupResult,
-  type Steps,
-  type Store,
-  stepBlocks,
-} from '@kvtier/placement';
+import { type Holdings, type LoadEvents, type LookupResult, type Steps, type Store, stepping } from '@kvtier/placement';
 import { type ClientFrame, type Load as LoadRequest, ReserveStatus, type ServerFrame } from '@kvtier/wire';
 import { checkHashes, unpackHashes, unpackParent, unpackTicket } from './hashes.ts';
 import type { SessionLimits } from './limits.ts';
@@ -170,7 +163,7 @@ function* reserve(
   const reserved = yield* holdings.reserving(parent, hashes);
   for (let index = 0; learn !== undefined && index < reserved.length; index++) {
     if (reserved[index]!.status !== 'refused') learn(index, hashes[index]!, index === 0 ? parent : hashes[index - 1]!);
-    if ((index + 1) % stepBlocks === 0) yield;
+    if ((index + 1) % stepping.blocks === 0) yield;
   }
   const value = {
     status: reserved.map(({ status }) => statuses[status]),
