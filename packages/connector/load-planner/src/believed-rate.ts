@@ -18,8 +18,8 @@ export class BelievedRate {
   /** The last surprising one ended then; undefined: the last one was none. */
   #surprisedMs: number | undefined;
   #cameMs = Number.NEGATIVE_INFINITY;
-  /** Since when it has been seen alike. */
-  #sinceMs = 0;
+  /** Since when it has been seen alike: no more than `alike` times from this rate. */
+  #since = { ms: 0, us: 0 };
 
   /** `keep`: of what is remembered at each new sample. */
   constructor(keep: number) {
@@ -34,12 +34,12 @@ export class BelievedRate {
     const isAgain = this.#surprisedMs !== undefined && nowMs - us / 1_000 >= this.#surprisedMs;
     if (isSurprising && !isAgain && this.#surprisedMs !== undefined) return;
     const seenUs = isSurprising && !isAgain ? surprising * known * units : us;
-    const isAlike = Math.max(seenUs, known * units) <= alike * Math.min(seenUs, known * units);
     // The old ones count as much as they are believed: one that comes after long decides alone.
     this.#rate.fade(this.#believed(nowMs));
     this.#rate.observe(units, seenUs);
-    if (!isAlike) this.#sinceMs = nowMs;
     this.#cameMs = nowMs;
+    const now = this.#rate.usPerUnit!;
+    if (Math.max(now, this.#since.us) > alike * Math.min(now, this.#since.us)) this.#since = { ms: nowMs, us: now };
     if (!isSurprising) this.#surprisedMs = undefined;
     else if (!isAgain) this.#surprisedMs = nowMs;
   }
@@ -57,7 +57,7 @@ export class BelievedRate {
 
   #believed(nowMs: number): number {
     if (this.#cameMs === Number.NEGATIVE_INFINITY) return 1;
-    const halfMs = Math.min(Math.max(this.#cameMs - this.#sinceMs, halfLifeMs.least), halfLifeMs.most);
+    const halfMs = Math.min(Math.max(this.#cameMs - this.#since.ms, halfLifeMs.least), halfLifeMs.most);
     return 0.5 ** (Math.max(0, nowMs - this.#cameMs) / halfMs);
   }
 }

@@ -96,16 +96,41 @@ it('what takes long after a quiet while is laid to no tier', () => {
   expect(p.plan({ spans: [{ tier: 'disk', count: 500 }], estimatedUs: 100_000 }, 61_000).blocks).toBe(500);
 });
 
-it('copies that are slower than computing indeed are tried ever more seldom', () => {
+it.each<[string, readonly (readonly [blocks: number, us: number])[]]>([
+  ['all at once', [[100, 1_000]]],
+  [
+    'in pieces',
+    [
+      [96, 950],
+      [4, 2_500],
+    ],
+  ],
+])('copies that are slower than computing indeed are tried ever more seldom: %s', (_, copies) => {
   const p = planner();
   prefill(p, 4_096, 256 * 500);
   let tried = 0;
   for (let nowMs = 0; nowMs < 3_600_000; nowMs += 10_000) {
     if (p.plan({ spans: [{ tier: 'arena', count: 100 }], estimatedUs: 0 }, nowMs).blocks === 0) continue;
-    p.observeCopy(100, 100 * 1_000, nowMs);
+    for (const [blocks, us] of copies) p.observeCopy(blocks, blocks * us, nowMs);
     tried++;
   }
   expect(tried).toBeLessThan(15);
+});
+
+it('a spell of slow copies is not believed for as long as what was known for hours', () => {
+  const p = planner();
+  prefill(p, 4_096, 256 * 250);
+  const seen = (us: number, nowMs: number): void => p.observeCopy(64, 64 * us, nowMs);
+  for (let s = 0; s < 3 * 3_600; s += 10) seen(100, s * 1_000);
+  const endMs = 3 * 3_600_000;
+  let us = 100;
+  for (let i = 0; i < 10; i++) {
+    us *= 1.3;
+    seen(us, endMs + i * 500);
+  }
+  const hit = { spans: [{ tier: 'arena', count: 64 }], estimatedUs: 0 };
+  expect(p.plan(hit, endMs + 5_000).blocks).toBe(0);
+  expect(p.plan(hit, endMs + 65_000).blocks).toBe(64);
 });
 
 it('lookups that stood still together are one accident', () => {

@@ -9,7 +9,7 @@
  * cancels its own call.
  */
 import type { Choice, DispatchRequest } from '@kvtier/dispatch';
-import { KvError } from '@kvtier/errors';
+import { KvError, type KvErrorCode } from '@kvtier/errors';
 import type { Keys } from '@kvtier/kv-index';
 import type { OnEvent } from '@kvtier/registry';
 import type { CacheUse, GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
@@ -27,6 +27,9 @@ import { Tries } from './tries.ts';
 import type { TokenIds } from './understand.ts';
 
 type Routed = Omit<DispatchRequest, 'except'>;
+
+/** How calls end for which no worker's loss is the reason. */
+const tellsOfUs: ReadonlySet<KvErrorCode> = new Set(['CANCELLED', 'PROTOCOL']);
 
 export class Answer {
   readonly #place: Workplace;
@@ -88,8 +91,8 @@ export class Answer {
         isWhole = true;
         return;
       } catch (error) {
-        // All of it was told: how its call ended then is nothing to it, unless that is its client's leaving.
-        if (this.#isFinished && !signal.aborted && !(error instanceof KvError && error.code === 'CANCELLED')) return;
+        // All of it was told: that its call broke then is nothing to it. What its client's leaving ends, and what is our defect, is.
+        if (this.#isFinished && !signal.aborted && error instanceof KvError && !tellsOfUs.has(error.code)) return;
         tries.failed(error, choice, signal);
         this.#listener.retried(error, choice);
       } finally {

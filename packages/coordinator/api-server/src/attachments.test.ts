@@ -49,12 +49,19 @@ it('text is text, however much it looks like data', () => {
   expect(jsonOfMessages(messages)).toBe(JSON.stringify(messages));
 });
 
-it('no prompt counts more than its model’s context', () => {
-  const long = [{ role: 'user', content: 'word '.repeat(20_000) }];
-  expect(read(long).tokens).toBe(8_192);
-  expect(read(long, { ...model, maxModelTokens: 0 }).tokens).toBe(Math.ceil(JSON.stringify(long).length / 4));
-  const prompt = Array.from({ length: 9_000 }, () => 5);
-  expect(passOn('completion', { prompt }, { ...model, maxModelTokens: 100 }, noTokenizer).tokens).toBe(100);
+it('and what only begins like a data URL is text, too', () => {
+  const described = {
+    type: 'function',
+    function: { name: 'rows', description: `data: rows, ${'as JSON '.repeat(200)}` },
+  };
+  const messages = [{ role: 'assistant', content: 'x', reasoning_content: 'data:,short' }];
+  expect(jsonOfMessages([[described], messages])).toBe(JSON.stringify([[described], messages]));
+});
+
+it('prompts of a batch count all', () => {
+  const prompt = Array.from({ length: 200 }, () => 'word '.repeat(1_600));
+  const { tokens } = passOn('completion', { prompt }, model, noTokenizer);
+  expect(tokens).toBe(Math.ceil(JSON.stringify(prompt).length / 4));
 });
 
 describe('at pods', () => {

@@ -27,6 +27,9 @@ const texts: ReadonlySet<string> = new Set(['text', 'content', 'arguments']);
 /** Names and ids are shorter than data that is worth looking at. */
 const leastDataChars = 1_024;
 const base64 = /^[A-Za-z0-9+/_-]+={0,2}$/;
+/** What comes before the data of a data URL (RFC 2397); its head is short. */
+const dataUrl = /^data:[\w.+-]*\/?[\w.+-]*(;[\w.=+-]+)*,/;
+const mostHeadChars = 256;
 
 /** JSON of messages, with a stand-in for each attachment. */
 export const jsonOfMessages = (messages: unknown): string => JSON.stringify(messages, standIn) ?? '';
@@ -39,7 +42,7 @@ function standIn(this: unknown, name: string, value: unknown): unknown {
 }
 
 const isData = (value: string): boolean =>
-  value.startsWith('data:') || (value.length >= leastDataChars && base64.test(value));
+  value.length >= leastDataChars && (dataUrl.test(value.slice(0, mostHeadChars)) || base64.test(value));
 
 const digestOf = (data: string): string =>
   createHash('sha256')

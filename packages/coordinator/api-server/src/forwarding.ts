@@ -46,8 +46,6 @@ export interface ForwardOptions {
   readonly signal: AbortSignal;
   /** A worker failed; it is tried at another. */
   readonly retried: (error: unknown) => void;
-  /** An answer begins: the body is not wanted any more. */
-  readonly begun: () => void;
   /** Of an answer that is streamed. */
   readonly firstToken: () => void;
   /** Between two pieces of an answer that is streamed. */
@@ -182,7 +180,7 @@ async function stream(
   reply: FastifyReply,
   answer: Forwarded,
   choice: Choice,
-  { placed, unreadMs, signal, begun, firstToken, pause, usage }: ForwardOptions,
+  { placed, unreadMs, signal, firstToken, pause, usage }: ForwardOptions,
 ): Promise<void> {
   // The status is written with the first byte: until then the worker may still fail, and another one may not.
   const pieces = answer.body[Symbol.asyncIterator]();
@@ -208,7 +206,6 @@ async function stream(
   // Behind other answers on its connection: from when it is its turn.
   if (raw.socket === null) raw.setTimeout(unreadMs);
   raw.writeHead(answer.status, headers);
-  begun();
   // The client's time runs while it has something to read; how long a worker may be silent its line says.
   const mayWait = (ms: number): void => void raw.socket?.setTimeout(ms);
   const end = new AnswerEnd(answer, usage);

@@ -31,7 +31,6 @@ import { collect, type OnDelta, stream, type Written } from './written-answers.t
 
 /** OpenAI's default for completions. A chat goes on to the model's end. */
 const completionMaxTokens = 16;
-const nothing = new ArrayBuffer(0);
 /** A body is read again while tokenizers are replaced, so often at most. */
 const maxReads = 4;
 
@@ -82,7 +81,7 @@ export class Generation {
   readonly #reader: BodyReader;
   readonly #running: RunningAnswers;
   readonly #aborts = new Set<AbortController>();
-  /** Of bodies that are passed on, until their answers begin. */
+  /** Of bodies that are passed on, until their answers have ended. */
   #passedBytes = 0;
 
   constructor(options: GenerationOptions) {
@@ -167,8 +166,7 @@ export class Generation {
     Object.assign(asked.trace, { requestId, model, placed });
     if ('passedOn' in read) {
       body.drop(); // its worker reads it by itself
-      // The same object: its bytes are let go when an answer begins.
-      const passed = Object.assign(read, { session: asked.session || read.session });
+      const passed = { ...read, session: asked.session || read.session };
       const forward = () => this.#forward(request, reply, requestId, passed, placed, asked, signal);
       return this.#running.counted(model, 1, false, forward);
     }
@@ -221,12 +219,6 @@ export class Generation {
     if (this.#passedBytes + byteLength > heldBytes)
       throw ownBound(`bodies of more than ${heldBytes} bytes would wait for their workers`);
     this.#passedBytes += byteLength;
-    let isHeld = true;
-    const letGo = (): void => {
-      if (isHeld) this.#passedBytes -= byteLength;
-      isHeld = false;
-      body.passedOn = nothing;
-    };
     try {
       await forward(request, reply, {
         place,
@@ -238,7 +230,6 @@ export class Generation {
         ttftMs: targets.ttftMs,
         unreadMs,
         signal,
-        begun: letGo,
         retried: (error) => metrics.countRetry(error),
         usage: (usage) => metrics.countUsage(usage),
         pause: (elapsedMs) => metrics.pauseSeconds.observe(elapsedMs / 1000),
@@ -253,7 +244,7 @@ export class Generation {
       if (!reply.raw.headersSent) throw error;
       logger.warn({ request: requestId }, `answer cut: ${(error as Error).message}`);
     } finally {
-      letGo();
+      this.#passedBytes -= byteLength;
     }
     return reply;
   }

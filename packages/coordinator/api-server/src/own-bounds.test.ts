@@ -43,29 +43,3 @@ it('bodies that wait for pods', async () => {
     await pod.stop();
   }
 });
-
-it('bodies that wait for pods do so no more once their answers have begun', async () => {
-  const pod = Object.assign(new Pod(), { model: 'pods' });
-  await pod.start();
-  try {
-    await at.open({ limits: { heldBytes: 1_000 } });
-    await at.workers({ name: 'one', kind: 'openai', address: pod.address });
-    await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, patience);
-    pod.answer = ({ response }) =>
-      void response.writeHead(200, { 'content-type': 'text/event-stream' }).write('data: {}\n\n');
-    const ask = () => at.post('/v1/completions', { model: 'pods', prompt: 'a'.repeat(600), stream: true });
-    const [first, second] = [await ask(), await ask()];
-    expect([first.status, second.status]).toEqual([200, 200]);
-    for (const { response } of pod.seen) response.end('data: [DONE]\n\n');
-    expect([await first.text(), await second.text()]).toEqual(Array(2).fill('data: {}\n\ndata: [DONE]\n\n'));
-    // And are not let go of twice: others are bounded as before.
-    pod.answer = () => {};
-    const third = ask();
-    await vi.waitUntil(() => pod.seen.length === 3, patience);
-    expect((await ask()).status).toBe(429);
-    pod.seen[2]!.response.end('{}');
-    expect((await third).status).toBe(200);
-  } finally {
-    await pod.stop();
-  }
-});

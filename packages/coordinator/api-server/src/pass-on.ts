@@ -4,8 +4,7 @@
  *
  * Where the model's tokenizer is known, a prompt is its tokens, as the worker will have them. Elsewhere, and where the worker makes
  * another prompt of it than we would (tools, images, templates of the client's), four bytes of text count as a token, and an attachment
- * as a fixed number (attachments.ts), up to the model's context: enough to weigh requests, and to send those that begin alike to one
- * worker. All other parameters, known or not, change nothing here.
+ * as a fixed number (attachments.ts): enough to weigh requests, and to send those that begin alike to one worker. All other parameters, known or not, change nothing here.
  */
 import type { Keys } from '@kvtier/kv-index';
 import type { OtherName } from '@kvtier/registry';
@@ -23,8 +22,8 @@ export interface PassedOn {
   readonly model: string;
   /** Where the body names its model otherwise: only some of its workers may know that name. */
   readonly otherName?: OtherName | undefined;
-  /** The body as it came, when it comes back from the thread; empty once an answer has begun: nobody else gets it then. */
-  passedOn: ArrayBuffer;
+  /** The body as it came, when it comes back from the thread. */
+  readonly passedOn: ArrayBuffer;
   readonly tokens: number;
   readonly maxTokens: number;
   readonly blockTokens: number;
@@ -46,8 +45,8 @@ export interface PassedOn {
 const defaultMaxTokens = { completion: 16, chat: 1_024 } as const;
 const ofText: BlockNames = { blockTokens: 64, algorithm: 'xxhash_cbor', seed: 'text' };
 const nothing = new ArrayBuffer(0);
-/** Of a prompt or an answer, for a worker that does not say its context. */
-const maxSomeTokens = 1 << 20;
+/** Of an answer, for a worker that does not say its context. */
+const maxAnswerTokens = 1 << 20;
 /** What makes a worker's prompt another than ours, unless it is empty or false. By vLLM's names. */
 const elsewise = {
   completion: ['prompt_embeds', 'truncate_prompt_tokens'],
@@ -67,7 +66,7 @@ export function passOn(endpoint: Endpoint, body: unknown, model: TextModel, load
   if (typeof body !== 'object' || body === null || Array.isArray(body))
     throw badParameter(undefined, 'The body must be a JSON object.', 'invalid_json');
   const given = body as Body;
-  const most = model.maxModelTokens > 0 ? model.maxModelTokens : maxSomeTokens;
+  const most = model.maxModelTokens > 0 ? model.maxModelTokens : maxAnswerTokens;
   const asked = given.max_completion_tokens ?? given.max_tokens;
   // Of an adapter's blocks no index knows the names: under these, whatever the model holds is not taken for the adapter's.
   const otherName = model.otherNames?.find(({ name }) => name === given.model);
@@ -88,13 +87,12 @@ export function passOn(endpoint: Endpoint, body: unknown, model: TextModel, load
     const blockTokens = model.blocks?.blockTokens ?? ofText.blockTokens;
     return {
       ...head,
-      tokens: Math.min(ids.length, most),
+      tokens: ids.length,
       blockTokens,
       keys: keysOfPrompt(ids, model.blocks ?? ofText, salt, loraName),
     };
   }
-  // A worker computes no more of it than its context, and refuses the rest: that is no work.
-  const words = wordsOf(endpoint === 'completion' ? textOf(given.prompt) : jsonOfMessages(toolsFirst(given)), most);
+  const words = wordsOf(endpoint === 'completion' ? textOf(given.prompt) : jsonOfMessages(toolsFirst(given)));
   return {
     ...head,
     tokens: words.length,
@@ -140,9 +138,9 @@ function textOf(prompt: unknown): string {
   return typeof json === 'string' ? json : (JSON.stringify(json) ?? '');
 }
 
-/** Text in pieces of four bytes, a number each; of more than `most` the first. */
-function wordsOf(text: string, most: number): Uint32Array {
-  const bytes = Buffer.from(text).subarray(0, most * bytesPerToken);
+/** Text in pieces of four bytes, a number each. */
+function wordsOf(text: string): Uint32Array {
+  const bytes = Buffer.from(text);
   const words = new Uint32Array(Math.ceil(bytes.length / bytesPerToken));
   new Uint8Array(words.buffer).set(bytes);
   return words;

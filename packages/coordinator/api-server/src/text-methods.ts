@@ -43,15 +43,25 @@ const methods: Readonly<Record<string, Method>> = {
     const last = args.at(-1);
     const named = last?.type === 'KeywordArgumentsValue' ? (last.value as Map<string, Value>) : undefined;
     let next = 0;
-    return text.replaceAll(/\{\{|\}\}|\{([^{}]*)\}/g, (found, name: string | undefined) => {
+    return text.replaceAll(/\{\{|\}\}|\{([^{}]*)\}|[{}]/g, (found, name: string | undefined) => {
+      if (found.length === 1) throw new Error(`format has a single ${found}`);
       if (name === undefined) return found[0]!;
       const value = name === '' ? args[next++] : /^\d+$/.test(name) ? args[Number(name)] : named?.get(name);
       if (value === undefined || (value === last && named !== undefined))
         throw new Error(`format has nothing for ${found}`);
-      return value.toString();
+      return writtenOf(value);
     });
   },
 };
+
+/** As Python's `format` writes it; what is no absent name of Jinja's is written as nothing. */
+function writtenOf({ type, value }: Value): string {
+  if (type === 'StringValue' || type === 'IntegerValue' || type === 'FloatValue') return String(value);
+  if (type === 'BooleanValue') return value === true ? 'True' : 'False';
+  if (type === 'NullValue') return 'None';
+  if (type === 'UndefinedValue') return '';
+  throw new Error(`format takes texts and numbers, not ${type}`);
+}
 
 function textOf(value: Value): string {
   if (typeof value.value !== 'string') throw new Error(`join takes texts, not ${value.type}`);

@@ -168,6 +168,7 @@ describe('a chat template', () => {
     ["{{ '\\n'.join(m.split(' ')) }}", 'a b c', 'a\nb\nc'],
     ["{{ 'a{}b{}'.format(m, 1) }}", 'x', 'axb1'],
     ["{{ '{1}{{}}{0} {n}'.format(m, 2, n=1.5) }}", 'x', '2{}x 1.5'],
+    ["{{ '{}{}{}'.format(true, none, m.name) }}", 'x', 'TrueNone'],
   ])('says of texts what Jinja2 says: %s of %j', (text, content, wanted) => {
     const template = new ChatTemplate(`{% set m = messages[0].content %}${text}`, {}, 'dir');
     expect(template.render([{ role: 'user', content }])).toBe(wanted);
@@ -176,6 +177,8 @@ describe('a chat template', () => {
   it.each([
     ["{{ 'a{:>3}'.format(1) }}", /format/],
     ["{{ 'a{}'.format() }}", /format/],
+    ["{{ 'a{'.format(1) }}", /format/],
+    ["{{ 'a{}'.format(['x', 1]) }}", /format/],
     ["{{ ','.join([1]) }}", /join/],
     ["{{ 'a'.strip(1) }}", /strip/],
   ])('says what it cannot: %s', (text, why) =>

@@ -55,6 +55,7 @@ export interface TwoLegsParts {
 
 export class TwoLegs {
   readonly #parts: TwoLegsParts;
+  readonly #whole: Uint8Array;
   /** What became of the prefill leg, once it is over: `#changes` is the decode leg's part of it, `#revision` whom it is for. */
   #over: HandedOff | undefined;
   #changes: Readonly<Record<string, string | undefined>> = {};
@@ -64,10 +65,7 @@ export class TwoLegs {
 
   constructor(parts: TwoLegsParts) {
     this.#parts = parts;
-  }
-
-  get #whole(): Uint8Array {
-    return new Uint8Array(this.#parts.body.passedOn);
+    this.#whole = new Uint8Array(parts.body.passedOn);
   }
 
   /**

@@ -136,8 +136,11 @@ describe('in the middle of a look', () => {
   });
 });
 
-/** So long nobody waits for a worker that is open for it, though nothing more is told of it. */
-const boundMs = 1_000;
+/**
+ * So long nobody waits for a worker that is open for it, though nothing more is told of it. Who waits for room somewhere goes first for as
+ * long as going elsewhere would cost all: a prompt of 3,000 tokens at each of four workers is 1.2 s, and looks take some time themselves.
+ */
+const boundMs = 1_500;
 const stepMs = 20;
 
 const names = ['v', 'w', 'x', 'y'];

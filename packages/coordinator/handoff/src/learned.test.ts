@@ -132,12 +132,20 @@ it('a link that has long been slow, as the engine behind it says, too, is not tr
   const nightMs = (3 + 8) * 3_600_000;
   expect(link.perS(nightMs, perS)).toBeCloseTo(perS, 6);
   expect(decided(link.perS(nightMs, perS)).split).toBeUndefined();
-  // An accident is one beside an engine that says more.
-  const stood = new LinkRate();
-  for (let i = 0; i < 2; i++) stood.came(stalled, 0, 5_000);
-  expect(decided(stood.perS(0, 5_000)).split).toBeUndefined();
-  expect(decided(stood.perS(600_000, 5_000)).split?.travels).toBe(500);
+  // What shows that it is fast is seen all the same.
+  for (let i = 0; i < 20; i++) link.came({ blocks: 500, lastBlocks: 32, tookS: 0.8, afterS: 0.0064 }, nightMs, perS);
+  expect(link.perS(nightMs, perS)).toBeGreaterThan(2_000);
 });
+
+it.each([0, 200, 5_000])(
+  'an accident is forgotten, whatever the engine says of other blocks: %i a second',
+  (ownPerS) => {
+    const link = new LinkRate();
+    for (let i = 0; i < 10; i++) link.came(stalled, i * 3_000, ownPerS);
+    expect(decided(link.perS(30_000, ownPerS)).split).toBeUndefined();
+    expect(decided(link.perS(330_000, ownPerS)).split?.travels).toBe(500);
+  },
+);
 
 it('whatever comes, a rate is finite, and stays one once it is one', () => {
   const seconds = fc.double({ min: 0, max: 1_000, noNaN: true });

@@ -38,21 +38,22 @@ export interface Transfer {
 export class LinkRate {
   #perS = 0;
   #measuredMs = 0;
-  /** Since when it has been measured alike. */
-  #sinceMs = 0;
+  /** Since when it has been measured alike: no more than `farMore` times from this rate. */
+  #since = { ms: 0, perS: 0 };
   #atLeast = 0;
   /** The last transfer of many blocks was a first measurement that does not count yet. */
   #isDoubted = false;
 
   /**
-   * As measured, and the more the longer ago; where the decode side's engine says how fast blocks come (`ownPerS`), not more than that
-   * or than was measured. 0: it has not been what was waited for.
+   * As measured, and the more the longer ago; of what has long been measured alike, where the decode side's engine says how fast blocks
+   * come (`ownPerS`), not more than that or than was measured. 0: it has not been what was waited for.
    */
   perS(nowMs: number, ownPerS = 0): number {
-    const halfOfMs = Math.min(Math.max(this.#measuredMs - this.#sinceMs, halfMs.least), halfMs.most);
+    const alikeMs = this.#measuredMs - this.#since.ms;
+    const halfOfMs = Math.min(Math.max(alikeMs, halfMs.least), halfMs.most);
     const halves = Math.max(nowMs - this.#measuredMs, 0) / halfOfMs;
     const perS = this.#perS * 2 ** Math.min(halves, mostHalves);
-    return ownPerS > 0 ? Math.min(perS, Math.max(this.#perS, ownPerS)) : perS;
+    return ownPerS > 0 && alikeMs >= halfMs.most ? Math.min(perS, Math.max(this.#perS, ownPerS)) : perS;
   }
 
   /** As the last blocks came, of late; 0: they were never more than a few. */
@@ -69,9 +70,7 @@ export class LinkRate {
       const isFirst = this.#perS === 0 && !this.#isDoubted;
       this.#isDoubted = isFirst && seen * farMore < Math.max(ownPerS, this.#atLeast);
       if (this.#isDoubted) return;
-      if (!areAlike(seen, this.#perS)) this.#sinceMs = nowMs;
-      this.#perS = this.#mean(this.#perS, seen);
-      this.#measuredMs = nowMs;
+      this.#measured(this.#mean(this.#perS, seen), nowMs);
       this.#atLeast = this.#perS; // what it once was is no bound any more
       return;
     }
@@ -81,10 +80,14 @@ export class LinkRate {
     if (lastBlocks >= someBlocks && isTimed)
       this.#atLeast = this.#mean(this.#atLeast, lastBlocks / Math.max(afterS, leastS));
     const least = Math.max(seen, this.#atLeast);
-    if (this.#perS === 0 || least < this.perS(nowMs)) return; // what is forgotten stays so: nothing was waited for
-    if (!areAlike(least, this.#perS)) this.#sinceMs = nowMs;
-    this.#perS = least;
+    // What is forgotten stays so: nothing was waited for.
+    if (this.#perS > 0 && least >= this.perS(nowMs, ownPerS)) this.#measured(least, nowMs);
+  }
+
+  #measured(perS: number, nowMs: number): void {
+    this.#perS = perS;
     this.#measuredMs = nowMs;
+    if (!areAlike(perS, this.#since.perS)) this.#since = { ms: nowMs, perS };
   }
 
   #mean(perS: number, seen: number): number {

@@ -294,6 +294,17 @@ describe('rates', () => {
       expect(perS(load)).toBeGreaterThan(7_000);
     });
 
+    it('are as those of that tier say, however well others are', () => {
+      const load = usual();
+      for (let i = 1; i <= 20; i++) load.loaded({ peer: 100 }, 0.02, (20 + i) * 1e6);
+      for (let i = 1; i <= 10; i++) {
+        load.loaded({ peer: 100 }, 2, (50 + 10 * i) * 1e6);
+        load.loaded({ arena: 100 }, 0.01, (51 + 10 * i) * 1e6);
+      }
+      expect(rates(load).loadBlocksPerS.peer).toBeLessThan(1_000);
+      expect(perS(load)).toBeGreaterThan(8_000);
+    });
+
     it('are as they say, when the next ones do, too', () => {
       const load = usual();
       for (let i = 1; i <= 2; i++) load.loaded({ arena: 100 }, 5, (20 + 10 * i) * 1e6);

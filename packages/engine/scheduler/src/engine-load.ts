@@ -136,8 +136,8 @@ export class EngineLoad {
   #pacingTrust = 0;
   /** So was the last step that computed prompts. */
   #wasDisturbed = false;
-  /** So was the last load, which ended then; undefined: it was not. */
-  #disturbedLoadUs: number | undefined;
+  /** Of tiers whose last load was disturbed: when that ended. */
+  readonly #disturbedUs = new Map<string, number>();
 
   /** @param mostBlocks that a sequence of so many tokens holds at any one time; default: one per block of tokens */
   constructor(blockTokens: number, mostBlocks = (tokens: number): number => Math.ceil(tokens / blockTokens)) {
@@ -244,17 +244,25 @@ export class EngineLoad {
    * when one that began later takes as long, it is no accident.
    */
   loaded(byTier: Readonly<Record<string, number>>, tookS: number, nowUs: number): void {
-    const isKnown = Object.keys(byTier).every((tier) => (this.#byTier.get(tier)?.perS ?? 0) > 0);
+    const tiers = Object.keys(byTier).filter((tier) => byTier[tier]! > 0);
+    if (tiers.length === 0) return; // nothing came: how long that took says nothing
+    const isKnown = tiers.every((tier) => (this.#byTier.get(tier)?.perS ?? 0) > 0);
     const mostS = isKnown ? Math.max(disturbed * this.#expectedS(byTier), leastDisturbedS) : Number.POSITIVE_INFINITY;
-    const isAgain = this.#disturbedLoadUs !== undefined && nowUs - tookS * 1e6 >= this.#disturbedLoadUs;
-    const isDisturbed = tookS > mostS;
-    if (isDisturbed && !isAgain && this.#disturbedLoadUs !== undefined) return;
-    const seconds = isDisturbed && !isAgain ? mostS : tookS;
+    if (tookS <= mostS) {
+      for (const tier of tiers) this.#disturbedUs.delete(tier);
+      this.#count(byTier, tookS);
+      return;
+    }
+    const before = tiers.flatMap((tier) => this.#disturbedUs.get(tier) ?? []);
+    const isAgain = before.some((us) => nowUs - tookS * 1e6 >= us);
+    if (before.length > 0 && !isAgain) return;
+    if (!isAgain) for (const tier of tiers) this.#disturbedUs.set(tier, nowUs); // all are known, and so they are few
+    this.#count(byTier, isAgain ? tookS : mostS);
+  }
+
+  #count(byTier: Readonly<Record<string, number>>, seconds: number): void {
     const total = this.#took(byTier, 1, seconds);
-    if (total === 0) return; // nothing came: how long that took says nothing
-    this.#loads.add(total, seconds);
-    if (!isDisturbed) this.#disturbedLoadUs = undefined;
-    else if (!isAgain) this.#disturbedLoadUs = nowUs;
+    if (total > 0) this.#loads.add(total, seconds);
   }
 
   /**
