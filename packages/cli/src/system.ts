@@ -90,6 +90,7 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
     await setImmediate(); // to look at the bundles' sources, and to begin processes, takes some tens of milliseconds each
     const services = planServices(options, { port, runDir, model, members, peerPorts });
     const place: Place = { runDir, group, secret, services };
+    await setImmediate();
     writeFiles(place);
     await setImmediate();
     let onLost!: (error: KvError) => void;
