@@ -14,11 +14,7 @@ it('many loads at once wait for each other, and that does not make copies slow: 
   const timers = new ManualTimers();
   rig = new ConnectorRig({ loadDeadlineMs: 60_000, timers });
   rig.node.readyBlocks = blocks;
-  await rig.node.start();
-  while (!rig.connector.attached) {
-    await timers.pass(20); // between its attempts
-    await new Promise((resolve) => setTimeout(resolve, 1));
-  }
+  await rig.attachByHand(timers);
   await rig.store(1, 0, ids(10));
   await until(() => rig.connector.counters.storedBlocks === blocks, 'the commits');
   const gates: (() => void)[] = [];

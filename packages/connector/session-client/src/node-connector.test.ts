@@ -23,11 +23,7 @@ const reasons = () => rig.connector.counters.reasons;
 async function attachedByHand(): Promise<ManualTimers> {
   const timers = new ManualTimers();
   rig = new ConnectorRig({ loadDeadlineMs: 60_000, timers });
-  await rig.node.start();
-  while (!rig.connector.attached) {
-    await timers.pass(20); // between its attempts
-    await new Promise((resolve) => setTimeout(resolve, 1));
-  }
+  await rig.attachByHand(timers);
   return timers;
 }
 

@@ -62,7 +62,7 @@ it('a chat template that renders nothing is told once, and the model is served',
   const engines = { workers: () => workers, onChange: () => () => {} };
   const of = new Models({ engines, text: { load }, tokenizers: {}, logger });
   await of.start(1_000);
-  expect(of.get('a')).toBeDefined();
+  expect(of.get('a')).toMatchObject({ name: 'a', maxModelTokens: 4096 });
   expect(warn.mock.calls).toEqual([[{ model: 'a', code: 'MODEL' }, 'dir: chats will be refused']]);
   of.close();
 });

@@ -7,6 +7,7 @@ import { type ConnectorOptions, createConnector, type NodeConnector } from '../n
 import type { Timers } from '../timers.ts';
 import { FakeExecutor } from './fake-executor.ts';
 import { FakeNode } from './fake-node.ts';
+import type { ManualTimers } from './manual-timers.ts';
 import { chainOf, contentOf, hashBytes, hashOf } from './memory.ts';
 
 /** Real time, `speed` times as fast: deadlines of seconds pass in a test of milliseconds. */
@@ -57,6 +58,15 @@ export class ConnectorRig {
   async attach(): Promise<void> {
     await this.node.start();
     await this.attached();
+  }
+
+  /** The same where the clock, its own, goes as the test says. */
+  async attachByHand(timers: ManualTimers): Promise<void> {
+    await this.node.start();
+    while (!this.connector.attached) {
+      await timers.pass(20); // between its attempts
+      await new Promise((resolve) => setTimeout(resolve, 1));
+    }
   }
 
   attached = (): Promise<void> => until(() => this.connector.attached, 'a session');
