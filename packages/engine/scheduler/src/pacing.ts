@@ -3,22 +3,23 @@
  * that length: what its decoding leaves of it is the prompts'.
  *
  *     tokens = trust × max(target - step of so many streams, target ÷ 4) × prefill rate        at least one block
- *     trust  = (target ÷ times - step of so many streams) ÷ the same max                        0.5 to 0.9
+ *     trust  = (target ÷ times - step of so many streams) ÷ the same max                        at most 0.9
  *
  * Rates are means: a chunk far down a prompt takes longer than one at its start, and a machine that is busy longer than an idle one. All
  * streams wait for the same step, and each for every step of its answer: one of a hundred that is late makes all of them late. So `times` is
  * how many times as long as predicted a step may take: the mean of those before, and four times their spread. It costs prompts little, since
  * a step of three quarters of the target computes them nearly as fast as one that fills it.
  *
- * A prompt gets a quarter of the target whatever the streams take, so that it ends. Where decoding alone takes longer than the target,
- * prompts are not what is too slow, and nothing is held back; nor is it while no rate is known.
+ * A prompt gets an eighth of the target whatever the streams take and however steps scatter, so that it ends. Where decoding alone takes
+ * longer than the target, prompts are not what is too slow, and nothing is held back; nor is it while no rate is known.
  */
 import type { Share } from './batch.ts';
 import type { EngineLoad } from './engine-load.ts';
 
 /** Of what is left of the target. */
-const [mostTrust, leastTrust] = [0.9, 0.5];
-const leastShare = 1 / 4;
+const mostTrust = 0.9;
+/** Of the target, what counts as left at least; and what a prompt gets at least. */
+const [leastLeft, leastShare] = [1 / 4, 1 / 8];
 /** Of the tokens that it may have: a step with fewer says little. */
 const full = 3 / 4;
 
@@ -51,9 +52,9 @@ export class Pace {
     this.#perS = load.prefillTokensPerS;
     this.#decodingS = load.decodingS(decodes);
     if (!Number.isFinite(targetS) || this.#perS === 0 || this.#decodingS >= targetS) return Number.POSITIVE_INFINITY;
-    const leftS = Math.max(targetS - this.#decodingS, targetS * leastShare);
-    const trusted = (targetS / this.#times.most - this.#decodingS) / leftS;
-    this.#trust = Math.min(Math.max(trusted, leastTrust), mostTrust);
+    const leftS = Math.max(targetS - this.#decodingS, targetS * leastLeft);
+    const promptS = Math.max(targetS / this.#times.most - this.#decodingS, targetS * leastShare);
+    this.#trust = Math.min(promptS / leftS, mostTrust);
     return Math.max(Math.floor(this.#trust * leftS * this.#perS), blockTokens);
   }
 
