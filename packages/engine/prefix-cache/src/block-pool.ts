@@ -341,6 +341,16 @@ export class BlockPool {
     this.#evict(distinct);
   }
 
+  /** Forget every block that carries a hash of this chain, in all groups. */
+  evictChain(hashes: BlockHashes): void {
+    for (let index = 0; index < hashes.blockCount; index++) {
+      const query = this.#rows.query(hashes, index);
+      for (let group = 0; group < this.#indexes.length; group++)
+        for (let block = this.#find(query, group); block !== undefined; block = this.#find(query, group))
+          this.#evict([block]);
+    }
+  }
+
   /** Forget everything that is cached; refused while any block is held. */
   reset(): boolean {
     if (this.#free.count !== this.blockCount - 1 - this.#reservedCount) return false;

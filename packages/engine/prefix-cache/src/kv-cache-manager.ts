@@ -355,6 +355,10 @@ export class KvCacheManager implements PrefixCache {
     this.#pool.evict(blocks);
   }
 
+  forget({ hashes }: Pick<CacheRequest, 'hashes'>): void {
+    this.#pool.evictChain(hashes);
+  }
+
   /** Forget everything cached; false, and nothing done, while any block is held. */
   resetPrefixCache(): boolean {
     if (!this.#pool.reset()) return false;

@@ -71,6 +71,11 @@ export interface PrefixCache {
   blocksToFinish(request: PrefixCacheRequest): number;
   /** Hold cached blocks of one chain, in its order, beyond their request's life; the result lets them go, once. */
   hold(blocks: readonly number[]): () => void;
+  /**
+   * What this request's tokens have computed is in doubt: no request finds it any more, whoever computed it and whoever goes on with it. Who
+   * holds such blocks keeps them; those that a connector has are its own.
+   */
+  forget(request: PrefixCacheRequest): void;
   resetPrefixCache(): boolean;
   recordLookup(queriedTokens: number, hitTokens: number, preempted: boolean): void;
   takeStats(): PrefixCacheStatsSnapshot;

@@ -19,7 +19,9 @@ export interface AnswersOptions {
   readonly blockTokens: number;
   /** What it held is free. */
   readonly onAborted: () => void;
-  readonly logger: { error(details: object, message: string): void } | undefined;
+  readonly logger:
+    | { error(details: object, message: string): void; warn(details: object, message: string): void }
+    | undefined;
 }
 
 interface Untold {
@@ -88,6 +90,16 @@ export class Answers {
       if (last || isBeforeEnd || request.state !== 'finished') this.#emit(request, output); // else: somebody has ended it meanwhile
     }
     return true;
+  }
+
+  /** A step drew what is no token of the model's from blocks that were there already: this is no failure yet. */
+  beginsAnew(request: EngineRequest): void {
+    const { requestId } = request;
+    this.#options.logger?.warn(
+      { requestId },
+      'engine: a request drew no token over cached blocks: they are forgotten, and all of it is computed anew; should this come again, look at ' +
+        "the machine's memory and its GPU",
+    );
   }
 
   /** A step drew what is no token of the model's: no other request of the step has to do with it. */

@@ -1,5 +1,6 @@
 /** What happens between two steps, and in which order. */
 import { InvariantError, KvError } from '@kvtier/errors';
+import { prefixCacheKinds } from '@kvtier/prefix-cache';
 import { describe, expect, it } from 'vitest';
 import { naiveAnswer, prompt, SchedulerRig } from './testing/rig.ts';
 import type { GenerateRequest } from './types.ts';
@@ -159,6 +160,79 @@ describe('a draw that is no token', () => {
       expect(rig.outputs.get('again')![0]!.cache!.cachedTokens).toBe(12); // blocks of the chunk before
     },
   );
+
+  describe.each(prefixCacheKinds)('over a block that is damaged, with %s', (prefixCache) => {
+    const damage = 0xbadbad;
+    /** Whoever reads a damaged block draws no token. */
+    function damaged(rig: SchedulerRig) {
+      const { execute } = rig.executor;
+      rig.executor.execute = async (step) => {
+        const result = await execute.call(rig.executor, step);
+        for (let i = 0; i < step.queryTokens.length; i++) {
+          const row = step.blockTables.subarray(i * step.blockTableStride);
+          const blocks = Math.ceil((step.computedTokens[i]! + step.queryTokens[i]!) / 4);
+          const reads = [...row.subarray(0, blocks)].some((block) => rig.executor.block(block)[0] === damage);
+          if (reads && step.sample[i]) result.tokenIds[i] = -1;
+        }
+        return result;
+      };
+    }
+    const system = prompt(1, 12);
+    const ask = (which: number): number[] => [...system, which, 3, 4];
+
+    it('who hits it begins anew, alone or in the middle of an answer, and nobody finds it again', async () => {
+      const rig = new SchedulerRig({ blockCount: 64, attached: false, prefixCache });
+      damaged(rig);
+      rig.submit('stream', ask(5), { maxTokens: 30 });
+      await rig.world.until(() => rig.tokens('stream').length >= 8);
+      expect(await rig.generate('hit', ask(6))).toEqual(naiveAnswer(ask(6), 4));
+      expect(rig.outputs.get('hit')![0]!.cache!.cachedTokens).toBe(12);
+      rig.submit('late', ask(7), { maxTokens: 30 });
+      await rig.world.until(() => rig.tokens('late').length >= 2);
+      rig.executor.block(rig.executor.steps.at(-1)!.blockTables[1]!).fill(damage);
+      await rig.world.until(() => rig.ended('late') && rig.ended('stream'));
+      expect(rig.tokens('late')).toEqual(naiveAnswer(ask(7), 30));
+      // What it reads it has computed itself: it may as well be its own doing.
+      expect(rig.last('stream').error).toMatchObject({ code: 'MODEL' });
+      expect(await rig.generate('next', ask(8))).toEqual(naiveAnswer(ask(8), 4));
+      expect(rig.outputs.get('next')![0]!.cache!.cachedTokens).toBe(12);
+      expect(rig.engine.stats()).toMatchObject({ failed: 1, finished: 3, preemptions: 1, freeBlocks: 63 });
+      rig.engine.checkIntegrity();
+    });
+
+    it('whose own it is fails once, and a request after it not at all', async () => {
+      const rig = new SchedulerRig({ blockCount: 64, attached: false, prefixCache });
+      damaged(rig);
+      rig.submit('first', ask(5), { maxTokens: 30 });
+      await rig.world.until(() => rig.tokens('first').length >= 2);
+      rig.executor.block(rig.executor.steps.at(-1)!.blockTables[1]!).fill(damage);
+      await rig.world.until(() => rig.ended('first'));
+      expect(rig.last('first').error).toMatchObject({ code: 'MODEL' });
+      for (const which of [6, 7])
+        expect(await rig.generate(`${which}`, ask(which))).toEqual(naiveAnswer(ask(which), 4));
+      const cached = ['6', '7'].map((name) => rig.outputs.get(name)![0]!.cache!.cachedTokens);
+      expect([cached, rig.engine.stats().preemptions]).toEqual([[0, 12], 1]);
+      rig.engine.checkIntegrity();
+    });
+
+    it('and draws no token although it has computed all itself: it fails, and begins no third time', async () => {
+      const rig = new SchedulerRig({ blockCount: 64, attached: false, prefixCache });
+      expect(await rig.generate('sound', ask(5))).toEqual(naiveAnswer(ask(5), 4));
+      const { execute } = rig.executor;
+      rig.executor.execute = async (step) => {
+        const result = await execute.call(rig.executor, step);
+        return { ...result, tokenIds: result.tokenIds.map((drawn, i) => (step.sample[i] ? -1 : drawn)) };
+      };
+      rig.submit('spoiled', ask(6));
+      await rig.world.until(() => rig.ended('spoiled'));
+      expect(rig.last('spoiled').error).toMatchObject({ code: 'MODEL' });
+      rig.executor.execute = execute;
+      expect(await rig.generate('next', ask(7))).toEqual(naiveAnswer(ask(7), 4));
+      expect(rig.outputs.get('next')![0]!.cache!.cachedTokens).toBe(0); // nothing of the step that drew it is kept
+      expect(rig.engine.stats()).toMatchObject({ failed: 1, finished: 2, preemptions: 1, freeBlocks: 63 });
+      rig.engine.checkIntegrity();
+    });
+  });
 
   it('of a request that was aborted under the step ends it once', async () => {
     const rig = new SchedulerRig();

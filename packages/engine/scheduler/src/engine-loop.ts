@@ -208,8 +208,8 @@ export class EngineLoop {
       }
       const drawn = samples(share) ? result.tokenIds[i]! : undefined;
       if (drawn !== undefined && (drawn < 0 || drawn >= this.#options.executor.model.vocabSize)) {
-        this.#scheduler.spoiled(request);
-        if (request.state !== 'finished') this.#answers.drewNoToken(request, drawn);
+        if (this.#scheduler.spoiled(request)) this.#answers.beginsAnew(request);
+        else if (request.state !== 'finished') this.#answers.drewNoToken(request, drawn);
         return;
       }
       this.#scheduler.computed(request, count);

@@ -45,7 +45,7 @@ export interface EngineOptions {
   /** Of a hash's bytes, how many of the last ones onPackedEvents is told, if it needs no more; default 32: all. */
   readonly packedHashBytes?: 8 | 32;
   readonly clock?: Clock;
-  readonly logger?: { error(details: object, message: string): void };
+  readonly logger?: { error(details: object, message: string): void; warn(details: object, message: string): void };
   /** After each step, for metrics. */
   readonly onStep?: (info: StepInfo) => void;
   /** What `load` tells may have changed. Must neither throw nor wait. */

@@ -241,7 +241,7 @@ export class Engine {
 
   /**
    * Keep what is cached of these tokens until unpinPrefix, whatever else needs room, in place of what this name kept; returns how many
-   * tokens that are. Throws KvError CONFIG (more than maxPinnedBlocks, or a radix tree).
+   * tokens that are. Throws KvError CONFIG (more than maxPinnedBlocks, or a radix tree), REQUEST (no prompt of this engine's).
    */
   pinPrefix(name: string, promptTokenIds: Int32Array | Uint32Array, cacheSalt = ''): number {
     if (!this.#blocks)
@@ -249,9 +249,17 @@ export class Engine {
         'CONFIG',
         `pinned prefix ${name}: the radix tree has no pins; set prefixCache (--prefix-cache) to blocks`,
       );
+    const tokenCount = promptTokenIds.length;
+    const { vocabSize } = this.#options.executor.model;
+    const refuse = (problem: string): never => {
+      throw new KvError('REQUEST', `pinned prefix ${name}: ${problem}`);
+    };
+    if (tokenCount > this.maxTotalTokens)
+      refuse(`${tokenCount} tokens; at most ${this.maxTotalTokens} fit into this engine`);
+    for (const id of promptTokenIds)
+      if (id < 0 || id >= vocabSize) refuse(`token ${id} is not in the vocabulary (0..${vocabSize - 1})`);
     const hashes = new CheckedHashes(this.#options.hasher, this.#digester, cacheSalt ? { cacheSalt } : {});
     hashes.append(Uint32Array.from(promptTokenIds));
-    const tokenCount = promptTokenIds.length;
     const pinned = this.#blocks.pinPrefix(name, { id: name, tokenCount, computedTokens: 0, running: false, hashes });
     this.wake(); // what the name kept may be free now
     return pinned;

@@ -18,6 +18,7 @@ describe('what cannot be served is refused at once', () => {
     ['REQUEST', 'topP', [1], { topP: 1e-46 }],
     ['REQUEST', 'topK', [1], { topK: -1 }],
     ['REQUEST', 'stopTokenIds', [1], { stopTokenIds: [999] }],
+    ['REQUEST', 'at most 1024', [1], { stopTokenIds: Array<number>(1_025).fill(1) }],
     ['REQUEST', 'adapter', [1], { loraName: 'poet' }],
     ['REQUEST', 'shorten', [1], { cacheSalt: 'x'.repeat(2 ** 21) }],
   ])('%s: %s', (code, words, tokens, params) => {
@@ -35,6 +36,16 @@ describe('what cannot be served is refused at once', () => {
     rig.submit('twice', [1, 2]);
     expect(() => rig.submit('twice', [1, 2])).toThrow(expect.objectContaining({ code: 'REQUEST' }));
   });
+});
+
+it.each([
+  [Array<number>(21).fill(1), '21 tokens; at most 16 fit into this engine'],
+  [[1, vocabSize], `token ${vocabSize} is not in the vocabulary (0..${vocabSize - 1})`],
+  [[-1], `token -1 is not in the vocabulary (0..${vocabSize - 1})`],
+])('a prefix that no prompt can have is not pinned (%#)', (tokens, problem) => {
+  const { engine } = new SchedulerRig({ blockCount: 6, maxModelTokens: 100, maxPinnedBlocks: 1 });
+  const refused = expect.objectContaining({ code: 'REQUEST', message: `pinned prefix system: ${problem}` });
+  expect(() => engine.pinPrefix('system', Int32Array.from(tokens))).toThrow(refused);
 });
 
 it('pins that leave no room are refused by their own name', () => {

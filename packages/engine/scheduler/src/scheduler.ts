@@ -176,10 +176,23 @@ export class Scheduler {
     if (request.state === 'finished') this.remove(request);
   }
 
-  /** What the step computed for this request is no number: not kept, and what it has not offered of its earlier steps never is. */
-  spoiled(request: EngineRequest): void {
+  /**
+   * What the step computed for this request is no number: not kept, and what it has not offered of its earlier steps never is. True: blocks
+   * that were there already may be at fault, and would fail whoever hits them, for as long as they are hit. They are forgotten, and it
+   * computes all of its tokens itself; what it comes to then is its own.
+   */
+  spoiled(request: EngineRequest): boolean {
     request.computedTokens = Math.min(request.computedTokens, request.offeredBlocks * this.#kv.blockTokens);
     this.discarded(request);
+    if (request.state !== 'running' || request.head || !request.isHit || request.skipReadingPrefixCache) return false;
+    request.skipReadingPrefixCache = true;
+    request.mayLoad = false;
+    request.engineHitTokens = 0;
+    request.loadedByTier = {};
+    request.loadedTokens = 0;
+    this.#preempt(request);
+    this.#kv.forget(request);
+    return true;
   }
 
   /** Where another worker waits for its blocks, the step is no longer than it asked for, so that they come while the next are computed. */

@@ -4,6 +4,7 @@ import type { GenerateRequest } from './types.ts';
 
 /** No hand-off waits longer, whatever its caller asks for. */
 const longestWaitMs = 600_000;
+const mostStopTokens = 1_024;
 
 /** `blockTokens`: of the KV cache. `maxTotalTokens`: prompt and answer together. */
 export interface RequestBounds {
@@ -58,6 +59,8 @@ export function checkRequest(params: GenerateRequest, bounds: RequestBounds): vo
   const mode = params.kvCacheReportMode ?? '';
   if (mode !== '' && mode !== 'full')
     refuse(`kvCacheReportMode is ${JSON.stringify(mode)}; use "full" or leave it out`);
+  if (stopTokenIds.length > mostStopTokens)
+    refuse(`stopTokenIds has ${stopTokenIds.length} ids; at most ${mostStopTokens} are taken`);
   const isToken = (id: number): boolean => Number.isInteger(id) && id >= 0 && id < vocabSize;
   if (!stopTokenIds.every(isToken))
     refuse(`stopTokenIds has an id that is not in the vocabulary (0..${vocabSize - 1})`);

@@ -1,7 +1,7 @@
 /** What those who watch the load are told of each request: that it is here, that it runs, that it is over, each once and in that order. */
 import { KvError } from '@kvtier/errors';
 import type { GenerateRequest as Asked, OnOutput, Output } from '@kvtier/scheduler';
-import type { GenerateRequest } from '@kvtier/wire/grpc';
+import { type GenerateEvent, GenerateEvents, type GenerateRequest } from '@kvtier/wire/grpc';
 import { beforeEach, expect, it } from 'vitest';
 import { Generations } from './generations.ts';
 import type { LoadWatches } from './load-watches.ts';
@@ -72,6 +72,18 @@ it('one that answers, however it ends', () => {
   begin(9);
   outputs[2]!(output({ error: new KvError('IO', 'gone') }));
   expect(noted.slice(5)).toEqual(['taken me 9', 'over me 9']);
+});
+
+it('one whose times are longer than a message holds is told the longest, and its neighbours go on', () => {
+  const told: GenerateEvent[] = [];
+  generations.begin({ requestId: 'r', promptTokenIds: [1] } as unknown as GenerateRequest, (event) => told.push(event));
+  const use = { promptTokens: 1, cachedTokens: 0, tokensByTier: {}, queueUs: 2 ** 32, loadUs: 1.4, prefillUs: 1e15 };
+  const cache = { ...use, handedTokens: 0, handOffUs: 2 ** 40, tailUs: 2 ** 32 - 1 };
+  outputs[0]!(output({ tokenIds: [5], cache }));
+  const most = 2 ** 32 - 1;
+  const times = { queueUs: most, loadUs: 1, prefillUs: most, handOffUs: most, tailUs: most };
+  const { events } = GenerateEvents.decode(GenerateEvents.encode({ events: [{ number: 1, event: told[0] }] }).finish());
+  expect(events[0]!.event!.cache).toMatchObject(times);
 });
 
 it('one that is refused was never here, and one without a number is not named', () => {

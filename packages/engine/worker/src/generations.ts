@@ -116,17 +116,20 @@ const event = (fields: Partial<GenerateEvent>): GenerateEvent => ({
   ...fields,
 });
 
+/** One that does not fit would end the call of all requests. 2^32 µs are 72 minutes: in a queue, or for a long prompt on a slow machine. */
+const wireUs = (us: number): number => Math.min(Math.round(us), 2 ** 32 - 1);
+
 const wireCacheUse = (use: CacheUse): NonNullable<GenerateEvent['cache']> => ({
   promptTokens: use.promptTokens,
   cachedTokens: use.cachedTokens,
   tokensByTier: { ...use.tokensByTier },
-  queueUs: Math.round(use.queueUs),
-  loadUs: Math.round(use.loadUs),
-  prefillUs: Math.round(use.prefillUs),
+  queueUs: wireUs(use.queueUs),
+  loadUs: wireUs(use.loadUs),
+  prefillUs: wireUs(use.prefillUs),
   ...(use.handedTokens !== undefined && {
     handedTokens: use.handedTokens,
-    handOffUs: Math.round(use.handOffUs!),
-    tailUs: Math.round(use.tailUs!),
+    handOffUs: wireUs(use.handOffUs!),
+    tailUs: wireUs(use.tailUs!),
   }),
 });
 

@@ -126,6 +126,16 @@ class Bench {
     hold?.letGo();
   }
 
+  /** Nothing that it has computed is found any more, before it goes on. */
+  forget(which: number): void {
+    const request = this.requests[which % this.requests.length];
+    if (!request) return;
+    this.cache.forget(request);
+    this.check();
+    expect(this.naive.longest(request.tokens, request.extraKey)).toBe(0);
+    expect(this.cache.getComputedBlocks(request).tokens).toBe(0);
+  }
+
   check(): void {
     for (const event of this.cache.takeEvents()) {
       if (event.type === 'AllBlocksCleared') this.naive.clear();
@@ -174,6 +184,7 @@ const operation = fc.oneof(
   },
   { weight: 2, arbitrary: fc.record({ type: fc.constant('end' as const), which: fc.nat() }) },
   { weight: 1, arbitrary: fc.record({ type: fc.constantFrom('hold' as const, 'letGo' as const), which: fc.nat() }) },
+  { weight: 1, arbitrary: fc.record({ type: fc.constant('forget' as const), which: fc.nat() }) },
   { weight: 1, arbitrary: fc.record({ type: fc.constant('reset' as const) }) },
 );
 

@@ -197,6 +197,18 @@ export class RadixCache implements PrefixCache {
     return () => this.#tree.release(node);
   }
 
+  /** Also what else begins with the same block. */
+  forget(request: PrefixCacheRequest): void {
+    const removed: number[] = [];
+    this.#tree.forget(request.tokenIds(0, request.tokenCount), request.extraKey, (pages, isFree) => {
+      for (let i = pages.length - 1; i >= 0; i--) {
+        removed.push(pages[i]!);
+        if (isFree) this.#free.push(pages[i]!);
+      }
+    });
+    this.#tellRemoved(removed);
+  }
+
   /** Forget everything cached; false, and nothing done, while any block is held. */
   resetPrefixCache(): boolean {
     if (this.#tables.size > 0 || this.#tree.protectedPages > 0) return false;
@@ -269,18 +281,25 @@ export class RadixCache implements PrefixCache {
   /** The last page goes on the free list first, so that a chain's pages are used again in its order. */
   #evicted(pages: Int32Array): void {
     for (let i = pages.length - 1; i >= 0; i--) this.#free.push(pages[i]!);
+    this.#tellRemoved(pages);
+  }
+
+  /** Those that are found no more; of what was forgotten before, everybody has heard. */
+  #tellRemoved(pages: Iterable<number>): void {
     if (!this.#events.enabled) return;
     const blockHashes: HashKey[] = [];
     for (const page of pages) {
-      blockHashes.push(this.#hashes[page]!);
+      const hash = this.#hashes[page];
+      if (hash === undefined) continue;
+      blockHashes.push(hash);
       this.#hashes[page] = undefined;
     }
-    this.#events.add({ type: 'BlockRemoved', blockHashes, medium: 'GPU', groupIdx: 0 });
+    if (blockHashes.length > 0) this.#events.add({ type: 'BlockRemoved', blockHashes, medium: 'GPU', groupIdx: 0 });
   }
 
   /** One BlockStored for the blocks that are new in the tree. */
-  #announce(request: PrefixCacheRequest, { blocks }: Table, first: number, end: number): void {
-    if (first === end) return;
+  #announce(request: PrefixCacheRequest, { blocks, node }: Table, first: number, end: number): void {
+    if (first === end || this.#tree.isForgotten(node!)) return;
     const { hashes, description } = request;
     const { blockTokens } = this;
     const blockHashes: HashKey[] = [];

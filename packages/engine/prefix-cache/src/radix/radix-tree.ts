@@ -49,6 +49,9 @@ export interface InsertOptions {
   readonly after?: RadixNode | undefined;
 }
 
+/** Before the extra key of what is forgotten and still held: no request has such a one. */
+const forgotten = '\0forgotten ';
+
 export class RadixTree {
   readonly pageTokens: number;
   readonly #roots = new Map<string, RadixNode>();
@@ -57,6 +60,7 @@ export class RadixTree {
   /** The node that a page is in. */
   readonly #nodeOf: (RadixNode | undefined)[];
   #clock = 0;
+  #forgotten = 0;
   #evictablePages = 0;
   #protectedPages = 0;
 
@@ -216,6 +220,41 @@ export class RadixTree {
       onEvict(pages);
     }
     return gone;
+  }
+
+  /**
+   * Nothing that begins as `tokens` do, by their first page, is matched any more. `onForget` gets the pages node by node, and whether they
+   * are the caller's again: what is locked stays until it is not, out of reach, and goes on where it ends.
+   */
+  forget(tokens: Int32Array, extraKey: string, onForget: (pages: Int32Array, isFree: boolean) => void): void {
+    const root = this.#roots.get(extraKey);
+    const top = tokens.length < this.pageTokens ? undefined : root?.children.get(this.#childKey(tokens, 0));
+    if (!root || !top) return;
+    const key = this.#childKey(top.tokens, 0);
+    root.children.delete(key);
+    if (root.isLeaf) this.#roots.delete(extraKey);
+    const apart = this.#rootFor(`${forgotten}${++this.#forgotten}`);
+    apart.children.set(key, top);
+    top.parent = apart;
+    const all = [top];
+    for (let i = 0; i < all.length; i++) for (const child of all[i]!.children.values()) all.push(child);
+    for (const node of all.reverse()) {
+      const pages = node.pages.slice(0, node.pageCount);
+      const isFree = node.isLeaf && node.lockRefs === 0;
+      if (isFree) {
+        this.#queue.drop(node);
+        this.#remove(node);
+        for (const page of pages) this.#nodeOf[page] = undefined;
+      }
+      onForget(pages, isFree);
+    }
+  }
+
+  /** No sequence leads to this node any more. */
+  isForgotten(node: RadixNode): boolean {
+    let root = node;
+    while (root.parent) root = root.parent;
+    return root.extraKey.startsWith(forgotten);
   }
 
   /** Every sequence that ends in a leaf, for tests and debugging. */

@@ -218,6 +218,7 @@ export interface CacheUse {
   cachedTokens: number;
   /** "engine", "arena", "disk", ... */
   tokensByTier: { [key: string]: number };
+  /** times end at 2^32 - 1: 72 minutes */
   queueUs: number;
   loadUs: number;
   prefillUs: number;
