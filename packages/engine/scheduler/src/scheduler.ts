@@ -190,7 +190,7 @@ export class Scheduler {
     request.engineHitTokens = 0;
     request.loadedByTier = {};
     request.loadedTokens = 0;
-    this.#preempt(request);
+    this.#beginAnew(request); // its step is over, and the batch of it is being gone through
     this.#kv.forget(request);
     return true;
   }
@@ -372,6 +372,11 @@ export class Scheduler {
     invariant(!request.head, () => `request ${request.id}: preempted while a hit comes from both ends`);
     const place = this.#batch.findIndex((share) => share.request === request);
     if (place >= 0) this.#budget += this.#batch.splice(place, 1)[0]!.count;
+    this.#beginAnew(request);
+  }
+
+  /** Without what it holds. */
+  #beginAnew(request: EngineRequest): void {
     this.#room.release(request);
     this.counts.preemptions++;
     if (request.state === 'running') {
