@@ -139,16 +139,8 @@ it('answers right, holds right, frees all, and never hangs', async () => {
           refuseImport: happens(one.refuseImport),
         },
         stepFailure: () => (happens(one.stepFailure)() ? new Error('a fault') : undefined),
+        spoilsDraw: happens(one.spoiled),
       });
-
-      const { execute } = rig.executor;
-      rig.executor.execute = async (step) => {
-        const result = await execute.call(rig.executor, step);
-        if (one.spoiled > 0)
-          for (let i = 0; i < step.sample.length; i++)
-            if (step.sample[i] === 1 && happens(one.spoiled)()) result.tokenIds[i] = -1;
-        return result;
-      };
 
       const aborts: { id: string; left: number }[] = [];
       const advance = async (): Promise<void> => {

@@ -79,6 +79,8 @@ export interface ContentExecutorOptions {
   readonly windows?: readonly number[];
   /** Asked at the end of each step: an error fails the step, after it has scribbled over its blocks. */
   readonly failure?: () => Error | undefined;
+  /** Asked for each draw: it is no token. */
+  readonly spoils?: (() => boolean) | undefined;
   /** Steps take imports. */
   readonly importsByLayer?: boolean | undefined;
 }
@@ -181,6 +183,7 @@ export class ContentExecutor implements Executor {
       }
       if (!step.sample[row]) return;
       const fold = seen(computed + count, 0, windows, slotAt, whole);
+      if (this.#options.spoils?.()) return;
       drawn[row] = draw(fold, step.temperature[row]!, step.seed[row]!);
     });
     return drawn;

@@ -18,6 +18,7 @@ export interface RigOptions {
   readonly limits?: Partial<EngineLimits>;
   readonly faults?: Faults;
   readonly stepFailure?: () => Error | undefined;
+  readonly spoilsDraw?: () => boolean;
   readonly importsByLayer?: boolean | undefined;
   readonly eosTokenIds?: readonly number[];
   readonly attached?: boolean;
@@ -55,6 +56,7 @@ export class SchedulerRig {
       maxModelTokens,
       later,
       importsByLayer: options.importsByLayer,
+      spoils: options.spoilsDraw,
       ...(stepFailure ? { failure: stepFailure } : {}),
       ...(options.windows ? { windows: options.windows } : {}),
     });
