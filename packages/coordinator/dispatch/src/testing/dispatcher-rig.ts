@@ -1,4 +1,5 @@
 /** A dispatcher over made-up workers, and requests for it. Closed after each test. */
+import { setMaxListeners } from 'node:events';
 import { afterEach } from 'vitest';
 import type { Choice, DispatchRequest } from '../choice.ts';
 import { Dispatcher, type DispatcherOptions } from '../dispatcher.ts';
@@ -31,4 +32,5 @@ export const request = (part: Partial<DispatchRequest> = {}): DispatchRequest =>
   ...part,
 });
 export const never = new AbortController().signal;
+setMaxListeners(0, never); // all requests share it
 export const nameOf = ({ worker }: Choice): string => worker.record.name;
