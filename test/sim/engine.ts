@@ -9,16 +9,14 @@ import {
   type LoadEvents,
   type LoadReason,
   type LookupResult,
-  type Reservation,
-  type Steps,
   stepping,
   type Ticket,
-  ticketBytes,
-  ticketOf,
 } from '@kvtier/placement';
 import { Load } from '@kvtier/placement/testing';
 import type { ArenaBlock } from '@kvtier/tiers';
 import { chainOf, contentOf, mustHold, type Space, shortName } from './contents.ts';
+import { EnginePins } from './engine-pins.ts';
+import { EngineWrites } from './engine-writes.ts';
 import type { SimNode } from './node.ts';
 import { VirtualSession } from './virtual-session.ts';
 import { type Life, Violation, type World } from './world.ts';
@@ -32,7 +30,6 @@ const families = 12;
 const longest = 9;
 /** Now and then. */
 const veryLong = 24;
-const maxTickets = 12;
 
 interface View {
   readonly hashes: readonly HashKey[];
@@ -41,11 +38,6 @@ interface View {
   toldMs: number;
   readonly awaitMs: number;
   reason: LoadReason | undefined;
-}
-
-interface Reserved {
-  readonly hash: HashKey;
-  written: boolean;
 }
 
 export interface EngineParts {
@@ -70,7 +62,8 @@ export class SimulatedEngine {
   readonly holdings: Holdings;
   readonly #session: VirtualSession;
   readonly views = new Map<bigint, View>();
-  readonly reserved = new Map<number, Reserved>();
+  readonly #writes: EngineWrites;
+  readonly #pins: EnginePins;
   readonly #world: World;
   /** Of the node that it is attached to. */
   readonly #life: Life;
@@ -95,6 +88,12 @@ export class SimulatedEngine {
       tally,
       between,
     });
+    const [holdings, session] = [this.holdings, this.#session];
+    this.#pins = new EnginePins(parts, holdings, session);
+    this.#writes = new EngineWrites({
+      ...{ parts, holdings, session, isDead: () => this.#dead },
+      later: (fromMs, toMs, what, fn) => this.#later(fromMs, toMs, what, fn),
+    });
     this.#later(1, 30, 'engine thinks', () => this.#act());
   }
 
@@ -105,7 +104,7 @@ export class SimulatedEngine {
 
   /** Nothing is under way. */
   get isDone(): boolean {
-    return this.views.size === 0 && this.reserved.size === 0 && this.#session.isIdle;
+    return this.views.size === 0 && this.#writes.slots.size === 0 && this.#session.isIdle;
   }
 
   /** Nothing new begins; what is leased and reserved comes back by itself. */
@@ -122,7 +121,7 @@ export class SimulatedEngine {
         mustHold(node.memory, slot, space.namespace, view.hashes[index]!, `${node.name}: a lease`);
       }
     }
-    for (const [slot, { hash, written }] of this.reserved) if (written) this.#mustBeWritten(slot, hash);
+    this.#writes.check();
     for (const view of this.views.values()) if (view.reason === undefined) this.#checkWait(view);
   }
 
@@ -152,8 +151,8 @@ export class SimulatedEngine {
     this.#dead = true;
     const { node, space, tally } = this.parts;
     tally('engine.died');
-    this.#world.note(`${node.name} an engine dies with ${this.reserved.size} slots, ${this.views.size} leases`);
-    for (const slot of this.reserved.keys()) {
+    this.#world.note(`${node.name} an engine dies with ${this.#writes.slots.size} slots, ${this.views.size} leases`);
+    for (const slot of this.#writes.slots.keys()) {
       const write = (): void =>
         void node.memory.fill(0x77, slot + headerBytes, slot + headerBytes + space.payloadBytes);
       this.#later(0, 40, 'a dying copy', write);
@@ -177,7 +176,7 @@ export class SimulatedEngine {
     this.#dead = true;
     const { node, tally } = this.parts;
     tally('engine.attached again');
-    this.#world.note(`${node.name} an engine attaches again, with ${this.reserved.size} slots`);
+    this.#world.note(`${node.name} an engine attaches again, with ${this.#writes.slots.size} slots`);
     this.#session.leave();
     if (this.#world.chance(0.5)) this.holdings.disconnect();
     this.holdings.end();
@@ -202,9 +201,9 @@ export class SimulatedEngine {
     if (draw < 0.55) this.#turn();
     else if (draw < 0.67) this.#prefetch();
     else if (draw < 0.71) this.#cancelPrefetch(this.#next - BigInt(world.between(1, 4)));
-    else if (draw < 0.77) this.#pin();
-    else if (draw < 0.79) this.#showTicket();
-    else if (draw < 0.82) this.#unpin();
+    else if (draw < 0.77) this.#pins.pin(this.#some());
+    else if (draw < 0.79) this.#pins.showTicket(() => this.#chain());
+    else if (draw < 0.82) this.#pins.unpin(this.#some());
     else if (draw < 0.88) this.#lookupAll();
     else if (draw < 0.89) this.die();
     else if (draw < 0.9) this.#attachAgain();
@@ -233,7 +232,7 @@ export class SimulatedEngine {
       throw new Violation('law 6: spans do not sum to held');
     for (const hash of chain.slice(0, held)) this.#mustBeCommitted(hash);
     const awaitMs = this.#world.pick(awaitsMs);
-    if (held === 0 && awaitMs === 0) this.#save(chain, 0);
+    if (held === 0 && awaitMs === 0) this.#writes.save(chain, 0);
     else this.#session.ask(() => this.#load(chain, awaitMs));
   }
 
@@ -274,52 +273,6 @@ export class SimulatedEngine {
   #some(): readonly HashKey[] {
     const chain = this.#world.chance(0.3) ? this.#chain() : this.#last;
     return chain.slice(0, this.#world.pick([4, 4, veryLong]));
-  }
-
-  /** For itself, or for whoever will show the ticket. */
-  #pin(): void {
-    const { tickets, tally, report } = this.parts;
-    const world = this.#world;
-    const hashes = this.#some();
-    const ttlMs = world.pick([5, 100, 5_000]);
-    let ticket: Ticket | undefined;
-    if (world.chance(0.4)) {
-      const isNew = tickets.length === 0 || world.chance(0.8);
-      ticket = isNew
-        ? ticketOf(Buffer.from(Array.from({ length: ticketBytes }, () => world.between(0, 255))))
-        : world.pick(tickets);
-      if (isNew && tickets.push(ticket) > maxTickets) tickets.shift();
-    }
-    const pinned = (count: number): void => {
-      const { pins } = this.holdings.counts;
-      if (count > hashes.length || (ticket === undefined && count > pins))
-        throw new Violation(`law 6: ${count} of ${hashes.length} blocks are said to be pinned, and ${pins} are`);
-      tally(ticket === undefined ? 'pin' : 'pin.with a ticket', count);
-    };
-    this.#session.askSteps(
-      () => this.holdings.pinning(hashes, ttlMs, ticket),
-      pinned,
-      (error) => {
-        if (error instanceof KvError && error.code === 'REQUEST') tally('pin.of another');
-        else report(error);
-      },
-    );
-  }
-
-  #showTicket(): void {
-    const { node, space, tickets, tally } = this.parts;
-    if (tickets.length === 0) return;
-    const ticket = this.#world.pick(tickets);
-    const [hash] = this.#chain();
-    this.#session.ask(() => tally('pin.ended', node.store.endPin(space.namespace, ticket, hash!)));
-  }
-
-  #unpin(): void {
-    const hashes = this.#some();
-    this.#session.askSteps(
-      () => this.holdings.unpinning(hashes),
-      (count) => this.parts.tally('unpin', count),
-    );
   }
 
   #load(chain: readonly HashKey[], awaitMs: number): void {
@@ -411,82 +364,7 @@ export class SimulatedEngine {
       this.views.delete(id);
       if (this.holdings.release(id, wrong) !== count > 0) throw new Violation('law 5: a lease is not there to end');
     });
-    if (!this.#quiet) this.#save(view.hashes, view.blocks.length);
-  }
-
-  /** Computes the blocks from `from` on, and stores them. */
-  #save(chain: readonly HashKey[], from: number): void {
-    if (from >= chain.length) return;
-    const hashes = chain.slice(from);
-    this.#session.reserve(from === 0 ? null : chain[from - 1]!, hashes, (answers) => this.#copy(hashes, answers));
-  }
-
-  #copy(hashes: readonly HashKey[], answers: readonly Reservation[]): void {
-    const { node, space, tally } = this.parts;
-    if (answers.length !== hashes.length) throw new Violation('law 2: not every block that was asked for is answered');
-    const mine: number[] = [];
-    for (const [at, { slot, status, reason }] of answers.entries()) {
-      tally(`reserve.${reason === '' ? status : reason}`);
-      if ((slot !== undefined) !== (status === 'reserved'))
-        throw new Violation('law 3: a slot, or none, against its status');
-      if (slot === undefined) continue;
-      if (this.reserved.has(slot)) throw new Violation(`law 1: the slot at ${slot} is reserved twice`);
-      this.reserved.set(slot, { hash: hashes[at]!, written: false });
-      mine.push(slot);
-    }
-    if (mine.length === 0) return;
-    this.#later(0, 6, 'engine copies', () => {
-      if (this.#dead) return;
-      for (const slot of mine) {
-        const reserved = this.reserved.get(slot)!;
-        contentOf(space.namespace, reserved.hash).payload.copy(node.memory, slot + headerBytes);
-        reserved.written = true;
-      }
-      this.#later(0, 4, 'engine has copied', () => this.#finish(mine));
-    });
-  }
-
-  #finish(slots: readonly number[]): void {
-    if (this.#dead) return;
-    const { space, tally } = this.parts;
-    const blocks = slots.map((slot) => this.reserved.get(slot)!);
-    for (const [at, slot] of slots.entries()) this.#mustBeWritten(slot, blocks[at]!.hash);
-    for (const slot of slots) this.reserved.delete(slot);
-    if (this.#world.chance(0.07)) {
-      this.#session.askSteps(
-        () => this.holdings.aborting(slots),
-        (count) => tally('abort', count),
-      );
-      return;
-    }
-    const hashes = blocks.map(({ hash }) => hash);
-    const checksums = hashes.map((hash) => contentOf(space.namespace, hash).checksum);
-    this.#session.askSteps(
-      () => this.#commit(hashes, slots, checksums),
-      (count) => tally('commit', count),
-    );
-  }
-
-  /** Their time begins with the commit's first step. */
-  *#commit(hashes: readonly HashKey[], slots: readonly number[], checksums: readonly bigint[]): Steps<number> {
-    const { node, space, committed, ttlS, ends } = this.parts;
-    for (const hash of hashes) {
-      const name = space.namespace.key + hash;
-      committed.add(name);
-      const endMs = ttlS === 0 || node.isClockWrong ? Number.POSITIVE_INFINITY : this.#world.nowMs + ttlS * 1000;
-      ends.set(name, Math.max(ends.get(name) ?? 0, endMs));
-    }
-    this.#world.note(`${node.name} commits ${hashes.map(shortName).join(' ')}`);
-    return yield* this.holdings.committing(slots, checksums);
-  }
-
-  #mustBeWritten(slot: number, hash: HashKey): void {
-    const { node, space } = this.parts;
-    const { payload } = contentOf(space.namespace, hash);
-    const at = slot + headerBytes;
-    if (payload.compare(node.memory, at, at + payload.length) !== 0) {
-      throw new Violation(`law 1: ${node.name}: the reserved slot at ${slot} was written by somebody else`);
-    }
+    if (!this.#quiet) this.#writes.save(view.hashes, view.blocks.length);
   }
 
   #mustBeCommitted(hash: HashKey): void {
