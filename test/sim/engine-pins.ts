@@ -2,7 +2,7 @@
 import { KvError } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
 import { type Holdings, type Ticket, ticketBytes, ticketOf } from '@kvtier/placement';
-import type { EngineParts } from './engine.ts';
+import type { EngineParts } from './engine-parts.ts';
 import type { VirtualSession } from './virtual-session.ts';
 import { Violation } from './world.ts';
 

@@ -2,7 +2,7 @@
 import { type HashKey, headerBytes } from '@kvtier/identity';
 import type { Holdings, Reservation, Steps } from '@kvtier/placement';
 import { contentOf, shortName } from './contents.ts';
-import type { EngineParts } from './engine.ts';
+import type { EngineParts } from './engine-parts.ts';
 import type { VirtualSession } from './virtual-session.ts';
 import { Violation } from './world.ts';
 

@@ -4,20 +4,13 @@
  */
 import { KvError } from '@kvtier/errors';
 import { type HashKey, headerBytes } from '@kvtier/identity';
-import {
-  type Holdings,
-  type LoadEvents,
-  type LoadReason,
-  type LookupResult,
-  stepping,
-  type Ticket,
-} from '@kvtier/placement';
+import { type Holdings, type LoadEvents, type LoadReason, type LookupResult, stepping } from '@kvtier/placement';
 import { Load } from '@kvtier/placement/testing';
 import type { ArenaBlock } from '@kvtier/tiers';
-import { chainOf, contentOf, mustHold, type Space, shortName } from './contents.ts';
+import { chainOf, contentOf, mustHold, shortName } from './contents.ts';
+import type { EngineParts } from './engine-parts.ts';
 import { EnginePins } from './engine-pins.ts';
 import { EngineWrites } from './engine-writes.ts';
-import type { SimNode } from './node.ts';
 import { VirtualSession } from './virtual-session.ts';
 import { type Life, Violation, type World } from './world.ts';
 
@@ -38,23 +31,6 @@ interface View {
   toldMs: number;
   readonly awaitMs: number;
   reason: LoadReason | undefined;
-}
-
-export interface EngineParts {
-  readonly node: SimNode;
-  readonly space: Space;
-  readonly tenant: string;
-  readonly ttlS: number;
-  /** Names that somebody has committed, ever: nothing else may be held. */
-  readonly committed: Set<string>;
-  /** Until when each of them may be used, in virtual ms: the latest end that any commit gave it. */
-  readonly ends: Map<string, number>;
-  /** Of pins, shown by whom ever: the latest of all engines. */
-  readonly tickets: Ticket[];
-  readonly report: (error: unknown) => void;
-  /** It died; another will come. */
-  readonly onDied: (node: SimNode) => void;
-  readonly tally: (what: string, count?: number) => void;
 }
 
 export class SimulatedEngine {
