@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <tuple>
 
 namespace kvtier {
 namespace {
@@ -79,7 +80,7 @@ int64_t Client::Begin(JobKind kind, int64_t arena, int64_t layout, uint64_t payl
   job->offsets.assign(offsets.begin(), offsets.end());
   job->sums.assign(sums.begin(), sums.end());
   job->sums.resize(offsets.size());
-  job->good.resize(offsets.size());
+  job->good.resize(offsets.size(), KVTIER_MISSED);
 
   const std::lock_guard lock(mutex_);
   const auto mapped = arenas_.find(arena);
@@ -115,7 +116,7 @@ int64_t Client::Begin(JobKind kind, int64_t arena, int64_t layout, uint64_t payl
   if (closing_ || jobs_.size() >= options_.max_jobs) {
     throw Failure(KVTIER_BUSY, "BUSY: " + std::to_string(jobs_.size()) + " copies are under way or were not taken; take them first");
   }
-  Lane& lane = kind == JobKind::kStore ? stores_ : loads_;
+  Lane& lane = LaneOf(*job);
   job->piece_blocks = job->device_arena ? job->layout->device->stage_blocks()
                                         : PieceBlocks(kind, offsets.size(), job->payload_bytes, lane.threads.size());
   const int64_t number = next_number_++;
@@ -139,10 +140,14 @@ void Client::Work(Lane& lane) {
     if (closing_) break;
     if (lane.queue.empty()) continue;
     auto [number, job] = lane.queue.front();
-    const size_t first = job->next;
-    const size_t end = std::min(first + job->piece_blocks, job->offsets.size());
-    job->next = end;
-    if (end == job->offsets.size()) lane.queue.pop_front();
+    size_t first = job->next, end = std::min(first + job->piece_blocks, job->offsets.size());
+    if (job->again.empty()) {
+      job->next = end;
+    } else {
+      std::tie(first, end) = job->again.back();
+      job->again.pop_back();
+    }
+    if (job->next == job->offsets.size() && job->again.empty()) lane.queue.pop_front();
     ++job->running;
     lock.unlock();
     bool ended = true;
@@ -183,9 +188,9 @@ void Client::RunPiece(Job& job, size_t first, size_t end, std::vector<CopyPiece>
     const uint64_t sum = copy_(pieces.data(), pieces.size());
     if (job.kind == JobKind::kStore) {
       job.sums[i] = sum;
-      job.good[i] = 1;
+      job.good[i] = KVTIER_GOOD;
     } else {
-      job.good[i] = sum == job.sums[i] ? 1 : 0;
+      job.good[i] = sum == job.sums[i] ? KVTIER_GOOD : KVTIER_BAD;
       job.sums[i] = sum;
     }
   }
@@ -193,27 +198,37 @@ void Client::RunPiece(Job& job, size_t first, size_t end, std::vector<CopyPiece>
 
 void Client::PieceEndedLocked(int64_t number, Job& job) {
   --job.running;
-  if (job.running == 0 && job.next == job.offsets.size()) EndLocked(number, job);
+  if (job.running == 0 && job.next == job.offsets.size() && job.again.empty()) EndLocked(number, job);
+}
+
+void Client::PutBackLocked(int64_t number, const std::shared_ptr<Job>& job, std::pair<size_t, size_t> piece) {
+  if (job->abandoned) return PieceEndedLocked(number, *job);
+  Lane& lane = LaneOf(*job);
+  if (job->next == job->offsets.size() && job->again.empty()) lane.queue.emplace_front(number, job);
+  job->again.push_back(piece);
+  --job->running;
+  lane.ready.notify_all();
 }
 
 void Client::EndLocked(int64_t number, Job& job) {
   job.ended = true;
   const uint64_t begun = job.abandoned ? 0 : job.offsets.size();
-  const uint64_t bad = begun == 0 ? 0 : static_cast<uint64_t>(std::ranges::count(job.good, 0));
+  const auto of = [&](uint8_t flag) { return begun == 0 ? 0 : static_cast<uint64_t>(std::ranges::count(job.good, flag)); };
+  const uint64_t good = of(KVTIER_GOOD);
   switch (job.kind) {
     case JobKind::kLoad:
-      counts_.loaded_blocks += begun - bad;
-      counts_.loaded_bytes += (begun - bad) * job.payload_bytes;
+      counts_.loaded_blocks += good;
+      counts_.loaded_bytes += good * job.payload_bytes;
       break;
     case JobKind::kStore:
-      counts_.stored_blocks += begun - bad;
-      counts_.stored_bytes += (begun - bad) * job.payload_bytes;
+      counts_.stored_blocks += good;
+      counts_.stored_bytes += good * job.payload_bytes;
       break;
     case JobKind::kCheck:
       counts_.checked_blocks += begun;
       break;
   }
-  counts_.bad_blocks += job.kind == JobKind::kStore ? 0 : bad;
+  counts_.bad_blocks += of(KVTIER_BAD);
   if (job.abandoned) jobs_.erase(number);
   ended_.notify_all();
 }
@@ -259,9 +274,10 @@ bool Client::Abandon(int64_t number) {
     return true;
   }
   job->abandoned = true;
-  if (job->next < job->offsets.size()) {
+  if (job->next < job->offsets.size() || !job->again.empty()) {
     job->next = job->offsets.size();
-    Lane& lane = job->kind == JobKind::kStore ? stores_ : loads_;
+    job->again.clear();
+    Lane& lane = LaneOf(*job);
     std::erase_if(lane.queue, [number](const auto& entry) { return entry.first == number; });
   }
   if (job->running > 0) return false;
@@ -301,7 +317,7 @@ bool Client::Close(int64_t wait_us) {
     }
     lane->threads.clear();
   }
-  return idle && hung_.empty();  // what a GPU still does uses what is here
+  return idle && AsideLocked(false, -1) == 0;  // what a GPU still does uses what is here
 }
 
 }  // namespace kvtier

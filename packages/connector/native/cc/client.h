@@ -1,7 +1,8 @@
 // What is behind kvtier.h: arenas, layouts, and jobs in pieces of whole blocks on two sets of threads.
 //
 // What a GPU does not end within its deadline is put aside (`hung_`): its job ends when the device says so, and until nothing hangs
-// no other copy of that device is begun.
+// no other copy of that device is begun. A piece that stands behind the engine's own step is put aside, too, but is not late: it has
+// touched nothing, holds up no other copy, and is begun again when the step has ended. After kStepDeadlines it is late.
 //
 // Invariant: whatever a thread touches outside the lock (arena, layout, its blocks of a job) is kept by the job, and a job is kept
 // by the threads that run its pieces; nothing of it is freed before the last piece has ended.
@@ -13,10 +14,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "arena.h"
@@ -50,6 +53,7 @@ struct Layout {
 };
 
 constexpr auto kAskPeriod = std::chrono::milliseconds(5);  // of what hangs, and of arenas that are left
+constexpr int kStepDeadlines = 12;  // a step of the engine, of a long prompt on a large model, may take so many deadlines of a copy
 
 enum class JobKind { kLoad, kStore, kCheck };
 
@@ -65,7 +69,9 @@ struct Job {
   size_t piece_blocks = 1;
   // Under the client's lock.
   size_t next = 0;     // the first block that no thread has begun
-  size_t running = 0;  // pieces
+  std::vector<std::pair<size_t, size_t>> again;  // pieces before it that are to be begun again
+  size_t running = 0;  // pieces, those that are put aside among them
+  std::chrono::steady_clock::time_point stands_until{};  // set when a piece of it is first put aside behind the engine's step
   bool abandoned = false;
   bool ended = false;
 };
@@ -112,6 +118,11 @@ class Client {
   // True: the piece has ended. False: it hangs, and was put aside.
   bool RunDevicePiece(int64_t number, const std::shared_ptr<Job>& job, size_t first, size_t end);
   void PieceEndedLocked(int64_t number, Job& job);
+  // A piece that was put aside is to be begun.
+  void PutBackLocked(int64_t number, const std::shared_ptr<Job>& job, std::pair<size_t, size_t> piece);
+  // What is put aside, of one device or of all (-1): what hangs, or what stands behind a step.
+  size_t AsideLocked(bool stands, int device) const;
+  Lane& LaneOf(const Job& job) { return job.kind == JobKind::kStore ? stores_ : loads_; }
   // Asks what hangs, without the lock.
   void SettleHung(std::unique_lock<std::mutex>& lock);
   // Sees to it that the arena is pinned for the device.
@@ -138,9 +149,10 @@ class Client {
     int device;
     std::function<bool()> settled;
     bool holds;  // its job has not ended
+    std::optional<std::pair<size_t, size_t>> piece = {};  // of what stands behind a step
   };
   std::vector<Hung> hung_;
-  std::vector<int> asking_;  // devices of those that hang and were taken out to be asked
+  std::vector<std::pair<int, bool>> asking_;  // device of those that were taken out to be asked, and whether they stand behind a step
   // Pinning, unpinning and unmapping, which take their time: one thread, when there is first something for it.
   std::thread pinner_;
   std::condition_variable pins_;

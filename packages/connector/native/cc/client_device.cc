@@ -17,53 +17,80 @@ constexpr size_t kMostMarks = 4096;
 bool Client::RunDevicePiece(int64_t number, const std::shared_ptr<Job>& job, size_t first, size_t end) {
   const int device = job->device_arena->device();
   const size_t count = end - first;
+  const auto passed = [device, mark = job->after] {
+    gpu::Use(device);
+    return mark->event->Done();
+  };
+  bool others_stand;
   {
     const std::lock_guard lock(mutex_);
     // One deadline is paid for a device that stands still, and not one a piece.
-    const bool stands = std::ranges::count(asking_, device) > 0 || std::ranges::count(hung_, device, &Hung::device) > 0;
-    if (stands || job->abandoned) {
+    if (AsideLocked(false, device) > 0 || job->abandoned) {
       counts_.late_blocks += job->abandoned ? 0 : count;
       return true;
     }
+    others_stand = job->after != nullptr && AsideLocked(true, device) > 0;
   }
   const auto part = [&](auto& all) { return std::span(all).subspan(first, count); };
   DeviceResult result;
   try {
     const bool bounced = !job->device_arena->Host()->pinned();
     DeviceLayout& layout = *job->layout->device;
-    result = job->kind == JobKind::kLoad
-                 ? layout.Load(job->device_arena, part(job->blocks), part(job->offsets), part(job->sums), part(job->good), job->after.get())
-                 : layout.Store(job->device_arena, part(job->blocks), part(job->offsets), part(job->sums), job->after.get());
+    if (others_stand && !passed()) {
+      result = {.stands = true};  // nor one for a step
+    } else if (job->kind == JobKind::kLoad) {
+      result = layout.Load(job->device_arena, part(job->blocks), part(job->offsets), part(job->sums), part(job->good), job->after.get());
+    } else {
+      result = layout.Store(job->device_arena, part(job->blocks), part(job->offsets), part(job->sums), job->after.get());
+    }
     if (bounced && result.copied) {
       const std::lock_guard lock(mutex_);
       counts_.bounced_bytes += count * job->payload_bytes;
     }
   } catch (const std::exception&) {
     // The device is lost to this process; what it still does is not known, so nothing of it is given back.
-    std::ranges::fill(part(job->good), uint8_t{0});
+    std::ranges::fill(part(job->good), uint8_t{KVTIER_MISSED});
     result = {.settled = [] { return false; }, .missed_deadline = true};
   }
-  if (result.copied && job->kind == JobKind::kStore) std::ranges::fill(part(job->good), uint8_t{1});
+  if (result.copied && job->kind == JobKind::kStore) std::ranges::fill(part(job->good), uint8_t{KVTIER_GOOD});
   const std::lock_guard lock(mutex_);
   if (result.missed_deadline) counts_.late_blocks += count;
-  if (!result.settled) return true;
-  hung_.push_back({number, job, device, std::move(result.settled), !result.blocks_free});
+  if (result.stands) {
+    const auto most = kStepDeadlines * std::chrono::milliseconds(options_.device_deadline_ms);
+    if (job->stands_until == decltype(job->stands_until){}) job->stands_until = std::chrono::steady_clock::now() + most;
+    hung_.push_back({number, job, device, passed, true, std::pair(first, end)});
+  } else if (result.settled) {
+    hung_.push_back({number, job, device, std::move(result.settled), !result.blocks_free});
+  } else {
+    return true;
+  }
   loads_.ready.notify_all();
   stores_.ready.notify_all();
   return result.blocks_free;
+}
+
+size_t Client::AsideLocked(bool stands, int device) const {
+  const auto wanted = [&](const std::pair<int, bool>& one) { return one.second == stands && (device < 0 || one.first == device); };
+  const auto of = [](const Hung& one) { return std::pair(one.device, one.piece.has_value()); };
+  return static_cast<size_t>(std::ranges::count_if(asking_, wanted) + std::ranges::count_if(hung_, wanted, of));
 }
 
 void Client::SettleHung(std::unique_lock<std::mutex>& lock) {
   if (!asking_.empty()) return;
   std::vector<Hung> asked;
   asked.swap(hung_);
-  for (const Hung& one : asked) asking_.push_back(one.device);
+  std::vector<bool> unwanted;
+  for (const Hung& one : asked) {
+    asking_.emplace_back(one.device, one.piece.has_value());
+    unwanted.push_back(one.piece && one.job->abandoned);
+  }
   lock.unlock();
   std::vector<Hung> over, left;
-  for (Hung& one : asked) {
-    bool settled = false;
+  for (size_t i = 0; i < asked.size(); ++i) {
+    Hung& one = asked[i];
+    bool settled = unwanted[i];
     try {
-      settled = one.settled();
+      settled = settled || one.settled();
     } catch (const std::exception&) {
       // The device is lost: it hangs for ever.
     }
@@ -71,9 +98,21 @@ void Client::SettleHung(std::unique_lock<std::mutex>& lock) {
   }
   lock.lock();
   asking_.clear();
+  for (Hung& one : left) {
+    if (!one.piece || std::chrono::steady_clock::now() < one.job->stands_until) continue;
+    // From now on as what hangs: the device is asked for nothing until it answers.
+    counts_.late_blocks += one.piece->second - one.piece->first;
+    one.piece.reset();
+    one.holds = false;
+    PieceEndedLocked(one.number, *one.job);
+  }
   std::ranges::move(left, std::back_inserter(hung_));
   for (Hung& one : over) {
-    if (one.holds) PieceEndedLocked(one.number, *one.job);
+    if (one.piece) {
+      PutBackLocked(one.number, one.job, *one.piece);
+    } else if (one.holds) {
+      PieceEndedLocked(one.number, *one.job);
+    }
   }
   lock.unlock();
   over.clear();  // may unmap an arena

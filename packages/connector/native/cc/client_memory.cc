@@ -163,7 +163,8 @@ kvtier_counts Client::Counts() {
   counts.arenas = arenas_.size() + leaving_.size();
   counts.layouts = layouts_.size();
   counts.jobs = jobs_.size();
-  counts.hung = hung_.size() + asking_.size();
+  counts.hung = AsideLocked(false, -1);
+  counts.standing = AsideLocked(true, -1);
   for (const auto& [number, mapped] : arenas_) {
     std::string why;
     for (const auto& [device, arena] : mapped->devices) {

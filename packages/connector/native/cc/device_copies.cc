@@ -159,15 +159,6 @@ void DeviceLayout::GiveBack(Stage* stage) {
 
 bool DeviceLayout::Passed(const Mark* after) const { return after == nullptr || after->event->Wait(deadline_us_); }
 
-DeviceResult DeviceLayout::StandsAt(const Mark* after) const {
-  return {false,
-          [device = device_, after] {
-            gpu::Use(device);
-            return after->event->Done();
-          },
-          true, true};
-}
-
 void DeviceLayout::Move(Stage& stage, bool to_stage, std::span<const uint64_t> blocks, std::span<const size_t> which) {
   // Targets of all classes, then sources; from the first row of the stage and of the engine, which kernels add to.
   auto* places = stage.places.data<int64_t>();
@@ -240,7 +231,7 @@ DeviceResult DeviceLayout::Load(std::shared_ptr<DeviceArena> arena, std::span<co
   const cuda::TransferResult result = transfers_->Import(adopted.number, ids, Signed(offsets), sums, good);
   if (result.outcome != cuda::TransferResult::Outcome::kDone) {
     // What hangs reads a slot into the stage: the engine's blocks are free, the stage is not.
-    std::ranges::fill(good, uint8_t{0});
+    std::ranges::fill(good, uint8_t{KVTIER_MISSED});
     if (result.outcome == cuda::TransferResult::Outcome::kRefused) {
       GiveBack(stage);
       return {.missed_deadline = true};
@@ -259,18 +250,18 @@ DeviceResult DeviceLayout::Load(std::shared_ptr<DeviceArena> arena, std::span<co
   }
   std::vector<size_t> which;
   for (size_t i = 0; i < good.size(); ++i) {
-    if (good[i] == 1) which.push_back(i);
+    if (good[i] == KVTIER_GOOD) which.push_back(i);
   }
   if (!which.empty()) {
     if (!Passed(after)) {
-      std::ranges::fill(good, uint8_t{0});
+      std::ranges::fill(good, uint8_t{KVTIER_MISSED});
       GiveBack(stage);
-      return StandsAt(after);
+      return {.stands = true};
     }
     stage->hung = true;
     Move(*stage, false, blocks, which);
     if (!stage->done.Wait(deadline_us_)) {
-      std::ranges::fill(good, uint8_t{0});
+      std::ranges::fill(good, uint8_t{KVTIER_MISSED});
       return {false,
               [this, stage] {
                 gpu::Use(device_);
@@ -288,7 +279,7 @@ DeviceResult DeviceLayout::Load(std::shared_ptr<DeviceArena> arena, std::span<co
 DeviceResult DeviceLayout::Store(std::shared_ptr<DeviceArena> arena, std::span<const uint64_t> blocks, std::span<const uint64_t> offsets,
                                  std::span<uint64_t> sums, const Mark* after) {
   gpu::Use(device_);
-  if (!Passed(after)) return StandsAt(after);
+  if (!Passed(after)) return {.stands = true};
   Stage* stage = TakeStage();
   if (stage == nullptr) return {.missed_deadline = true};
   Adopted adopted(*transfers_, *arena);

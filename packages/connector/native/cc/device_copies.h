@@ -6,7 +6,8 @@
 //                                       └──copy──▶ slot of the arena (pinned; else over a buffer)
 //   load    slot ─copy─▶ stage ─hash─▶ compared ─kernel, the good ones─▶ engine's pages
 //
-// What the engine enqueued before is waited for by an event on its stream, which the copying thread polls.
+// What the engine enqueued before is waited for by an event on its stream, which the copying thread polls. That is the engine's own
+// time, which may be long: a copy that it keeps waiting is tried again, and is not late.
 //
 // Invariants: every wait has a deadline. What missed it keeps its stage, and says when the device has done with it; a load whose
 // bytes did not come in time has not touched the engine's pages.
@@ -72,6 +73,8 @@ struct DeviceResult {
   bool missed_deadline = false;
   // What hangs reads a slot into our stage, or nothing: the engine's blocks were not touched, and will not be.
   bool blocks_free = false;
+  // Its mark has not passed within the deadline: nothing was touched, and it may be tried again.
+  bool stands = false;
 };
 
 class DeviceLayout {
@@ -107,8 +110,6 @@ class DeviceLayout {
   // Waits for a mark, if there is one; false: not within the deadline. This thread does, and no stream of ours: an engine's process has eight
   // hardware queues as a rule, and what stands in one holds up the engine's streams that share it.
   bool Passed(const Mark* after) const;
-  // Of a copy that was not begun because its mark did not come: nobody's blocks are touched, and the device is asked no more until it has.
-  DeviceResult StandsAt(const Mark* after) const;
   // Enqueues the kernels between the stage's stage and these blocks of the engine; `which`: indexes into `blocks`.
   void Move(Stage& stage, bool to_stage, std::span<const uint64_t> blocks, std::span<const size_t> which);
 

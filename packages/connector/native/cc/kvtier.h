@@ -36,7 +36,7 @@ extern "C" {
 #endif
 
 /* Of this header; a library of another version is not used. */
-#define KVTIER_ABI 2
+#define KVTIER_ABI 3
 
 /* Statuses; the words are those of docs/errors.md. */
 enum {
@@ -54,7 +54,8 @@ typedef struct kvtier_options {
   uint32_t store_threads;  /* engine to arena */
   uint32_t store_niceness; /* 0 to 19: how far these stand back */
   uint32_t max_jobs;       /* jobs that are known at a time, 1 to 1000000 */
-  uint32_t device_deadline_ms; /* of each wait for a GPU, 1 to 600000 */
+  /* Of each wait for a GPU, 1 to 600000. What the engine has enqueued itself may take twelve times as long. */
+  uint32_t device_deadline_ms;
 } kvtier_options;
 
 KVTIER_API uint32_t kvtier_abi(void);
@@ -98,8 +99,8 @@ KVTIER_API int32_t kvtier_forget_layout(kvtier_client* client, int64_t layout);
  * bytes. SETUP where there is no driver, no such GPU, or no room for the stages of copies: 16 MiB, or a payload that is larger, for each
  * thread. From now on arenas are pinned for that GPU, one after another, beside serving. */
 KVTIER_API int64_t kvtier_device_layout(kvtier_client* client, int32_t device, const kvtier_part* parts, size_t count, uint64_t blocks);
-/* Where the engine's stream (a CUstream; 0: the default one) stands now: copies that are given its number begin behind it. Forget it when
- * the jobs that need it have begun. */
+/* Where the engine's stream (a CUstream; 0: the default one) stands now: copies that are given its number begin behind it, also behind a
+ * step that takes longer than a copy may. Forget it when the jobs that need it have begun. */
 KVTIER_API int64_t kvtier_mark(kvtier_client* client, int32_t device, void* stream);
 KVTIER_API int32_t kvtier_forget_mark(kvtier_client* client, int64_t mark);
 /* 1: the arena is pinned for that GPU. 0: not yet, copies go over a buffer. 2: the system refuses it, and copies go on over a buffer;
@@ -112,10 +113,17 @@ KVTIER_API int32_t kvtier_poke(kvtier_client* client, int32_t device, uint64_t a
 
 /* Jobs. `after`: a mark, or 0; of a layout of the CPU's memory always 0. `offsets`: of payloads in the arena, as the node says them. All arrays are copied. A job's number, or a status. */
 
-/* Arena to engine. sums: what is expected. A block whose bytes have another sum is bad; what it holds then means nothing. */
+/* Of a block, what became of it. */
+enum {
+  KVTIER_BAD = 0,   /* its bytes were read, and have another sum */
+  KVTIER_GOOD = 1,  /* copied, or checked; of a load with the sum that was expected */
+  KVTIER_MISSED = 2 /* a GPU has not copied it in time: of its bytes nothing is known */
+};
+
+/* Arena to engine. sums: what is expected. What a block holds that is not good means nothing. */
 KVTIER_API int64_t kvtier_load(kvtier_client* client, int64_t arena, int64_t layout, size_t count, const uint64_t* blocks,
                                const uint64_t* offsets, const uint64_t* sums, int64_t after);
-/* Engine to arena; kvtier_take says the sums, and of blocks that a GPU has not copied in time that they are not good. */
+/* Engine to arena; kvtier_take says the sums. */
 KVTIER_API int64_t kvtier_store(kvtier_client* client, int64_t arena, int64_t layout, size_t count, const uint64_t* blocks,
                                 const uint64_t* offsets, int64_t after);
 /* Reads slots and compares; nothing is copied. */
@@ -124,8 +132,7 @@ KVTIER_API int64_t kvtier_check(kvtier_client* client, int64_t arena, uint64_t p
 
 /* 1: the job has ended. 0: not within wait_us, which may be 0, or before the client was closed. */
 KVTIER_API int32_t kvtier_wait(kvtier_client* client, int64_t job, int64_t wait_us);
-/* What an ended job found, `count` as it was begun with, and forgets the job; BUSY while it runs. sums and good (1 or 0, of a
- * store in the CPU's memory 1) may be NULL. */
+/* What an ended job found, `count` as it was begun with, and forgets the job; BUSY while it runs. sums and good may be NULL. */
 KVTIER_API int32_t kvtier_take(kvtier_client* client, int64_t job, uint64_t* sums, uint8_t* good, size_t count);
 /* Nobody wants the result: no block is begun any more, and the job is forgotten when it has ended. 1: it has, and blocks and slots
  * are free. 0: it is in quarantine until kvtier_wait says 1 or UNKNOWN. */
@@ -139,12 +146,13 @@ typedef struct kvtier_counts {
   uint64_t loaded_blocks, loaded_bytes;
   uint64_t stored_blocks, stored_bytes;
   uint64_t checked_blocks;
-  uint64_t bad_blocks;      /* of loads and checks */
+  uint64_t bad_blocks;      /* KVTIER_BAD, of loads and checks */
   uint64_t pinned_bytes;    /* of arenas, for each GPU */
   uint64_t pins_refused;    /* arenas that are not pinned and will not be */
   uint64_t bounced_bytes;   /* that went to or from a GPU over a buffer */
   uint64_t late_blocks;     /* that a GPU has not copied within its deadline */
   uint64_t hung;            /* copies whose end a GPU has not told */
+  uint64_t standing;        /* pieces that are put aside until what the engine has enqueued has ended: it takes longer than the deadline */
 } kvtier_counts;
 
 KVTIER_API void kvtier_count(kvtier_client* client, kvtier_counts* counts);

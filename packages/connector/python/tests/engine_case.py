@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import unittest
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 from rig import Node, NodeCase, until
 
 from engine_parts import Shape
 from engine_play import Engine
+from kvtier.leases import Load
 
 
 def prompts(count: int, tokens: int = 40, shared: int = 24, seed: int = 1) -> list[list[int]]:
     """With a prefix in common, and a tail of their own."""
     return [[seed * 7 + i for i in range(shared)] + [1000 * (n + 1) + i for i in range(tokens - shared)] for n in range(count)]
+
+
+def record_releases(case: unittest.TestCase) -> list[list[int]]:
+    """From now on: of each lease that ends, the blocks that the node is told to be corrupt."""
+    said: list[list[int]] = []
+    release = Load.release
+
+    def recorded(load: Load, corrupt: Iterable[int] = ()) -> None:
+        told = sorted(corrupt)
+        if not load._released:
+            said.append(told)
+        release(load, told)
+
+    case.enterContext(mock.patch.object(Load, "release", recorded))
+    return said
 
 
 _models = itertools.count()

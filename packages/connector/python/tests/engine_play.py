@@ -49,6 +49,8 @@ class Engine:
         self.external_tokens = 0
         self.local_tokens = 0
         self.most_nones = 0
+        #: Blocks that a load was to fill and did not.
+        self.lost_blocks = 0
         self._states: dict[tuple[int, ...], list[bytes]] = {}
         self.hash_tokens = min(group.block_tokens for group in shape.groups)
         self.align = max(group.block_tokens for group in shape.groups)
@@ -377,6 +379,7 @@ class Engine:
             if told.kv_connector_worker_meta is not None:
                 metadata = told.kv_connector_worker_meta if metadata is None else metadata.aggregate(told.kv_connector_worker_meta)
         if invalid:
+            self.lost_blocks += len(invalid)
             self._take_back(invalid)
         for item in result.output.work:
             self._token(item, result.epochs[item.name])

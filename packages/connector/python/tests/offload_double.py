@@ -261,6 +261,7 @@ class OffloadingConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         known = self._known[request.request_id]
+        known.tables = []
         if any(job.name == request.request_id for job in self._jobs.values()):
             return None, False
         known.local = num_computed_tokens

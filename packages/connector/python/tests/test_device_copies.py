@@ -143,7 +143,7 @@ class Moving(DeviceCase):
         sums[4] ^= 1 << 63
         ctypes.memset(place, 0, len(content))
         found = self.done(self.copies.load(arena, layout, numbers(6), offsets, sums))
-        self.assertEqual(found.bad, [2, 4])
+        self.assertEqual((found.bad, found.corrupt), ([2, 4], [2, 4]))
         again = self.copies.load(arena, layout, numbers(6), offsets, sums)
         until("the copy ends", again.ended, 60)
         self.assertEqual(again.take_bad(), [2, 4])
@@ -285,6 +285,39 @@ class Pinning(DeviceCase):
         self.assertEqual(self.copies.counts().hung, 0)
 
 
+class Standing(DeviceCase):
+    deadline_s = 1.0
+
+    def test_a_step_that_takes_longer_than_a_copy_may_keeps_copies_waiting(self) -> None:
+        """It is the engine's own time: they are begun when it has ended, and meanwhile hold up no other copy."""
+        arena = self.copies.map(self.ref)
+        place, content, layout, offsets = self.simple()
+        self.pinned(arena)
+        sums = self.done(self.copies.store(arena, layout, numbers(6), offsets)).checksums
+        other = self.slots(12, 4096)[6:]
+        held = DRIVER.held_stream()
+        self.addCleanup(held.let_go)
+        held.set(place, 0x77, len(content))  # the step, which writes these blocks before they are the load's
+        mark = self.copies.mark(0, held.stream)
+        jobs = [self.copies.store(arena, layout, numbers(6), other, mark)]
+        jobs += [self.copies.load(arena, layout, [block], offsets[block : block + 1], sums[block : block + 1], mark) for block in range(6)]
+        unwanted = self.copies.load(arena, layout, [0], offsets[:1], sums[:1], mark)
+        mark.close()
+        until("they stand", lambda: self.copies.counts().standing == 8, 30)
+        ctypes.memset(place, 0x33, len(content))
+        self.assertEqual(self.done(self.copies.load(arena, layout, [5], offsets[5:], sums[5:])).bad, [])
+        self.assertEqual(ctypes.string_at(place, len(content)), b"\x33" * 5 * 4096 + content[5 * 4096 :])
+        unwanted.abandon()
+        until("it is free", unwanted.ended)
+        self.assertEqual([job.ended() for job in jobs], [False] * 7)
+        held.let_go()
+        self.assertEqual([self.done(job).bad for job in jobs[1:]], [[]] * 6)
+        self.assertEqual(self.done(jobs[0]).bad, [])
+        self.assertEqual(ctypes.string_at(place, len(content)), content)
+        counts = self.copies.counts()
+        self.assertEqual((counts.jobs, counts.standing, counts.hung, counts.late_blocks, counts.quarantined), (0, 0, 0, 0, 0))
+
+
 class Hanging(DeviceCase):
     deadline_s = 0.3
 
@@ -296,8 +329,8 @@ class Hanging(DeviceCase):
         ctypes.memset(place, 0x33, len(content))
         DRIVER.hang()
         found = self.done(self.copies.load(arena, layout, numbers(6), offsets, sums))
-        self.assertEqual(found.bad, list(range(6)))
-        self.assertEqual(self.copies.counts().hung, 1)
+        self.assertEqual((found.bad, found.corrupt), (list(range(6)), []))  # nobody has seen its bytes
+        self.assertEqual((self.copies.counts().hung, self.copies.counts().bad_blocks), (1, 0))
         # One deadline, and not one a copy: all of them would take twice as long.
         start, more = time.monotonic(), 30
         for _ in range(more):
@@ -330,17 +363,21 @@ class Hanging(DeviceCase):
         place, content, layout, offsets = self.simple()
         self.pinned(arena)
         sums = self.done(self.copies.store(arena, layout, numbers(6), offsets)).checksums
-        for begin in (
-            lambda mark: self.copies.store(arena, layout, numbers(6), offsets, mark),
-            lambda mark: self.copies.load(arena, layout, numbers(6), offsets, sums, mark),
-        ):
-            held = DRIVER.held_stream()
-            mark = self.copies.mark(0, held.stream)
-            self.assertEqual(self.done(begin(mark)).bad, list(range(6)))
-            mark.close()
-            self.assertEqual(self.copies.counts().hung, 1)  # one deadline, and not one a copy
-            held.let_go()
-            until("it settles", lambda: self.copies.counts().hung == 0)
+        held = DRIVER.held_stream()
+        self.addCleanup(held.let_go)
+        mark, began = self.copies.mark(0, held.stream), time.monotonic()
+        jobs = [
+            self.copies.store(arena, layout, numbers(6), offsets, mark),
+            self.copies.load(arena, layout, numbers(6), offsets, sums, mark),
+        ]
+        mark.close()
+        for found in [self.done(job) for job in jobs]:
+            self.assertEqual((found.bad, found.corrupt), (list(range(6)), []))
+        self.assertGreater(time.monotonic() - began, 12 * self.deadline_s)
+        counts = self.copies.counts()
+        self.assertEqual((counts.hung, counts.standing, counts.bad_blocks), (2, 0, 0))
+        held.let_go()
+        until("it settles", lambda: self.copies.counts().hung == 0)
         self.assertEqual(ctypes.string_at(place, len(content)), content)
         self.assertEqual(self.done(self.copies.load(arena, layout, numbers(6), offsets, sums)).bad, [])
         self.assertEqual(self.copies.counts().late_blocks, 2 * 6)

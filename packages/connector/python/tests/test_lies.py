@@ -93,6 +93,13 @@ class Lies(unittest.TestCase):
                 self.assertEqual((reservation.error and reservation.error.code, reservation.open), ("PROTOCOL", []))
                 until("it comes back", lambda: node.connections >= 2)
 
+    def test_more_is_held_than_was_asked_for(self) -> None:
+        session, node = self.session(lambda request: [frame(request.id, "lookup", held=4)])
+        asked = session.lookup(chain("a", 3), deadline_s=0.5)
+        until("it ends", lambda: asked.done)
+        self.assertEqual((asked.error and asked.error.code, asked.value), ("PROTOCOL", None))
+        until("it comes back", lambda: node.connections >= 2)
+
     def test_an_arena_that_cannot_be(self) -> None:
         for changes in ({"session": b"s"}, {"arena_bytes": 4096}, {"arena_bytes": 1 << 53}, {"header_bytes": ARENA_BYTES}):
             with self.subTest(changes=changes):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
+import struct
 import tempfile
 import threading
 import types
@@ -15,6 +17,7 @@ from unittest import mock
 
 os.environ["KVTIER_WITHOUT_SGLANG"] = "1"
 
+import kvtier  # noqa: E402
 from kvtier.sglang import bases, flushes, identity, options, pools, storage, tensors, transfers  # noqa: E402
 from kvtier.sglang.pages import Pages  # noqa: E402
 from rig import until  # noqa: E402
@@ -297,9 +300,13 @@ class Cleared(unittest.TestCase):
             def ended(_, wait_s: float = 0.0) -> bool:
                 return self.may_end.wait(wait_s)
 
+            def abandon(_) -> bool:
+                order.append("given up")
+                return self.may_end.is_set()
+
             def take(_) -> Any:
                 order.append("copied")
-                return types.SimpleNamespace(bad=[])
+                return types.SimpleNamespace(bad=[], corrupt=[])
 
         class Copies:
             def load(_, arena: Any, layout: Any, blocks: list[int], *more: Any) -> Job:
@@ -330,27 +337,42 @@ class Cleared(unittest.TestCase):
             self.assertEqual(self.load(0, cleared), ([False], ["flushed"]))
         self.assertEqual((self.begun, self.order), ([], ["cleared"] * 2))
 
-    @mock.patch.object(flushes, "_COPIES_S", 30.0)
     def test_it_is_cleared_when_copies_that_run_have_ended(self) -> None:
+        """However long they take."""
         found: list[Any] = []
         threads = [threading.Thread(target=lambda: found.append(self.load(1, lambda _: None)), daemon=True)]
         threads[0].start()
         until("it is copied", lambda: self.begun)
         threads.append(threading.Thread(target=self.pool.clear, daemon=True))
-        threads[1].start()
-        until("it is to be cleared", lambda: self.loading.over)
-        self.assertEqual(self.order, [])
+        with mock.patch.object(flushes, "_LONG_COPY_S", 0.01), self.assertLogs("kvtier.sglang", "WARNING") as said:
+            threads[1].start()
+            until("it is told that it takes long", lambda: said.output)
+        self.assertEqual(self.order, ["given up"])
         self.may_end.set()
         for one in threads:
             one.join(20)
-        self.assertEqual((self.order, found), (["copied", "cleared"], [([False], [])]))
+        self.assertEqual((self.order, found), (["given up", "cleared"], [([False], [])]))
 
-    @mock.patch.object(flushes, "_COPIES_S", 0.01)
-    def test_a_copy_that_does_not_end_keeps_no_pool_from_being_cleared(self) -> None:
-        self.assertIsNotNone(self.loading.copy(lambda: 1))
-        threading.Thread(target=self.pool.clear, daemon=True).start()
-        until("it is cleared", lambda: self.order)
-        self.assertIsNone(self.loading.copy(lambda: 1))
+    def test_of_a_copy_that_runs_no_more_is_begun(self) -> None:
+        """Many pieces of the library, in which all pages of the pool would be written again and again."""
+        size, many = 3 << 20, 20_000
+        handle, path = tempfile.mkstemp(prefix="kvtier-arena-", dir="/dev/shm")
+        self.addCleanup(os.unlink, path)
+        os.write(handle, struct.pack("<8sIIQQ", b"KVTIERAR", 1, 4096, size + 4096, 7))
+        os.truncate(path, size + 4096)
+        os.close(handle)
+        copies, memory = kvtier.Copies(), ctypes.create_string_buffer(size)
+        self.addCleanup(lambda: (copies.close(20), memory))  # which stays until then
+        arena = copies.map(kvtier.ArenaRef(path, size + 4096, 7))
+        layout = copies.layout([kvtier.Part(ctypes.addressof(memory), size, size)], 1)
+        job = self.loading.copy(lambda: copies.load(arena, layout, [0] * many, [4096] * many, [0] * many))
+        self.pool.clear()
+        self.assertEqual((self.order, copies.counts().jobs), (["cleared"], 0))
+        assert job is not None
+        self.assertFalse(self.loading.copied(job))
+        ctypes.memset(memory, 0x55, size)  # others' by now
+        self.assertTrue(copies.close(20))
+        self.assertEqual(memory.raw, b"\x55" * size)
 
 
 class Deadlines(unittest.TestCase):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -23,15 +24,18 @@ import offload_double  # noqa: E402
 offload_double.install()
 
 from engine_case import EngineCase, prompts  # noqa: E402
-from engine_parts import Shape  # noqa: E402
+from engine_parts import GroupShape, Shape  # noqa: E402
 from engine_play import Engine  # noqa: E402
 from rig import PROGRAM_S, until  # noqa: E402
 from kvtier.vllm.bases import KVConnectorRole  # noqa: E402
 from kvtier.vllm.connector import KvtierConnector  # noqa: E402
-from kvtier.vllm.messages import KvtierWorkerMetadata  # noqa: E402
+from kvtier.vllm.handshakes import Handshakes  # noqa: E402
+from kvtier.vllm.messages import KvtierHandshake, KvtierWorkerMetadata, Rank  # noqa: E402
 from kvtier.vllm.offloading import KvtierOffloadingConnector  # noqa: E402
+from kvtier.vllm.staging import Stage  # noqa: E402
 from kvtier.vllm.store_jobs import StoreJobs  # noqa: E402
 from kvtier.vllm.storing import Stores  # noqa: E402
+from kvtier.vllm.worker import WorkerHalf  # noqa: E402
 
 SOURCES = Path(__file__).resolve().parent.with_name("src")
 
@@ -167,6 +171,23 @@ class Beside(EngineCase):
         self.serve(engine, prompts(2))
         self.assertGreater(self.stored(engine), 0)
 
+    def test_a_handshake_of_too_few_ranks_begins_nothing(self) -> None:
+        """Each rank has an engine of its own: the others' tensors are asked for with steps, and one line says why nothing is stored."""
+        config = Engine.vllm_config(types.SimpleNamespace(shape=Shape(tp=2), socket="/s", align=4), 0)  # type: ignore[arg-type]
+        begun: list[list[Rank]] = []
+        told = {(0, rank): KvtierHandshake((0, rank), "", (48,), (b"f",)) for rank in range(2)}
+        shakes = Handshakes(config, lambda of: begun.append(sorted(of)))
+        with self.assertLogs("kvtier.vllm", "WARNING") as logs:
+            shakes.given({(0, 0): told[0, 0]})
+        self.assertEqual((begun, shakes.asks(), shakes.wants_steps), ([], True, True))
+        self.assertEqual(len(logs.output), 1)
+        self.assertIn("of 1 of 2 ranks", logs.output[0])
+        shakes.heard({(0, 1): told[0, 1]})
+        self.assertEqual((begun, shakes.asks(), shakes.wants_steps), ([[(0, 0), (0, 1)]], False, False))
+        with self.assertNoLogs("kvtier.vllm", "WARNING"):
+            Handshakes(config, lambda of: begun.append(sorted(of))).given(told)
+        self.assertEqual(len(begun), 2)
+
     def test_an_outer_configuration_that_cannot_be_set_is_one_line(self) -> None:
         config = Engine.vllm_config(types.SimpleNamespace(shape=Shape(), socket="/s", align=4), 0)  # type: ignore[arg-type]
 
@@ -183,7 +204,7 @@ class Beside(EngineCase):
 
 
 class OthersLoads(EngineCase):
-    """Another connector's load failed after steps have computed from it: nothing of it is stored."""
+    """Another connector's load fails after steps have computed from it, or its request ends before it came: nothing of it is stored."""
 
     def ended(self, shape: Shape) -> Engine:
         """All requests have ended; some offers are planned, others not, and nothing was told of copies."""
@@ -242,6 +263,93 @@ class OthersLoads(EngineCase):
             self.assertEqual(self.serve(engine, texts), wanted)
         self.assertGreater(half.counters["corrupt_blocks"], 0)
         spoil.assert_not_called()
+
+    def test_a_request_that_ends_while_another_loads_it_leaves_nothing(self) -> None:
+        """Its client has gone. vLLM counts what the load was to bring as computed, and nothing has filled those blocks."""
+        text, node = prompts(1, 41)[0], self.shared()
+        for connector, is_preempted in itertools.product((None, KvtierOffloadingConnector), (False, True)):
+            shape = self.own(Shape(connector=connector, prefix_caching=False))
+            wanted = self.serve(self.alone(shape), [text])
+            first = self.play(node, shape)
+            ours = first.connector
+            ask, tell = ours.get_num_new_matched_tokens, ours.update_state_after_alloc
+
+            # As vLLM's MultiConnector where another is chosen: all are asked, and hear of the blocks with 0 tokens of theirs.
+            def matched(request: Any, local_tokens: int, ask: Any = ask) -> tuple[int | None, bool]:
+                return (None, False) if ask(request, local_tokens)[0] is None else (40 - local_tokens, True)
+
+            first.add("gone", text, 4)
+            request = first.requests["gone"]
+            if is_preempted:  # once all of it was computed, and found no room
+                holder = first.connector._scheduler._stores.holder
+                most, holder.most = holder.most, 0
+                until("it computes", lambda first=first, request=request: (first.step(), request.output_tokens())[1])
+                first._preempt(request)
+                holder.most = most
+            ours.get_num_new_matched_tokens = matched
+            ours.update_state_after_alloc = lambda request, blocks, _tokens, tell=tell: tell(request, blocks, 0)
+            until("the other loads", lambda first=first, request=request: (first.step(), request.state == "loading")[1])
+            self.assertEqual(request.num_computed_tokens, 40)
+            first.abort("gone")
+            first._forget(request)  # the other's load has ended
+            first.run()
+            self.check(first)
+            self.assertEqual(self.stored(first), 0)
+            second = self.play(node, shape)
+            self.assertEqual(self.serve(second, [text]), wanted)
+            self.assertEqual(second.external_tokens, 0)
+
+    def test_a_request_that_ends_before_its_failed_plan_leaves_nothing(self) -> None:
+        text, node = prompts(1, 41)[0], self.shared()
+        shape = self.own(Shape([GroupShape(), GroupShape("window", window=9)], blocks=160))
+        first = self.play(node, shape)
+        self.serve(first, [text])
+        self.until_held(node, first, 40)
+        attached, names = first.connector._scheduler._node.attached(), b"".join(next(iter(first.done.values())).block_hashes[:10])
+
+        def tail_is_held() -> bool:
+            asked = attached.sessions[1].lookup(names, gaps=True, deadline_s=5)
+            return asked.wait(5) and asked.error is None and [end for _, end in asked.result().ranges][-1:] == [10]
+
+        until("the window's tail is held", tail_is_held)
+        second = self.play(node, shape)
+        second.add("gone", text, 4)
+        with (
+            mock.patch.object(Stage, "parts", side_effect=RuntimeError("no plan")), self.assertLogs("kvtier.vllm", "ERROR"),
+            mock.patch.object(WorkerHalf, "finished", return_value=set()),
+            mock.patch.object(WorkerHalf, "failed_blocks", return_value=set()),
+        ):
+            until("it waits for its plan", lambda: (second.step(), second.requests["gone"].state == "loading")[1])
+        self.assertEqual(second.requests["gone"].num_computed_tokens, 40)  # its workers have said nothing yet
+        second.abort("gone")
+        self.assertFalse(second.connector._scheduler._stores.pending)
+        second.run()
+        self.assertTrue(second.all_free())
+        self.assertEqual((self.stored(second), second.wrong), (0, []))
+
+    def test_a_request_that_ends_while_it_computes_leaves_what_it_has_computed_or_found(self) -> None:
+        """Also where it was admitted more than once."""
+        (text,), node = prompts(1), self.shared()
+        engine = self.play(node, self.own(Shape()))
+        holder = engine.connector._scheduler._stores.holder
+        most, holder.most = holder.most, 0
+        self.serve(engine, [text[:25]])
+        engine.add("gone", text, 9)
+
+        def computes() -> bool:
+            engine.step()
+            return bool(engine.requests["gone"].output_tokens())
+
+        until("it computes", computes)
+        engine._preempt(engine.requests["gone"])
+        until("it is admitted again", lambda: (engine.step(), engine.requests["gone"].state == "running")[1])
+        self.assertEqual(self.stored(engine), 0)
+        self.assertGreater(engine.local_tokens, 24)
+        holder.most = most
+        engine.abort("gone")
+        engine.run()
+        self.check(engine)
+        self.until_held(node, engine, 40)
 
     def test_a_request_that_goes_on_is_offered_again(self) -> None:
         node, (text,) = self.shared(), prompts(1)

@@ -10,9 +10,11 @@ from typing import Any
 
 os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
 
+from engine_parts import Pool
 from kvtier.vllm.filled import Filled
 from kvtier.vllm.groups import Group
 from kvtier.vllm.known import Known
+from kvtier.vllm.storing import Holder, Stores
 
 SIZE = 4
 
@@ -130,6 +132,93 @@ class Follow(unittest.TestCase):
         output.kv_connector_block_state = types.SimpleNamespace(block_ids={"r": ([1, 9, 8, 4],)})
         filled.follow(output, {"r": known}, object())  # type: ignore[arg-type]
         self.assertEqual(taken.blocks, {0: [1], 1: [9], 2: [8], 3: [4]})
+
+
+class Ended(unittest.TestCase):
+    """What a request has left at its end, and how much of it another pod may be promised."""
+
+    def test_more_than_one_offer_takes_and_no_more_than_there_is_room_for(self) -> None:
+        group, blocks = Group(0, "full", SIZE, 1, 0, False, ("layer",), (64,), False), 2500
+        for share, wanted in ((0.9, [1024, 1024, 452]), (0.4, [1024, 176])):
+            asked: list[int] = []
+
+            class Session:
+                def reserve(self, _parent: bytes, chain: bytes, asked: list[int] = asked, **_more: Any) -> Any:
+                    asked.append(len(chain) // 4)
+                    return types.SimpleNamespace(done=False)
+
+            one = types.SimpleNamespace(group=group, number=0, ranks=((0, 0),))
+            attached = types.SimpleNamespace(
+                shares=[one], sessions=[Session()], attachments=[types.SimpleNamespace(wants_token_ids=False)],
+                arena=types.SimpleNamespace(ref=types.SimpleNamespace(id=1)),
+            )
+            pool, counters = Pool(3000, True), {}
+            filled = Filled((group,), SIZE, Stores(Holder(pool, share), counters))
+            known = Known("r", [i.to_bytes(4, "big") for i in range(blocks)], True, True, None, bases=[0], offered=[0])
+            known.table_of([pool.take(blocks) or []])
+            filled.ended(known, blocks * SIZE + 1, attached)  # type: ignore[arg-type]
+            self.assertEqual((asked, filled.covered(known, blocks * SIZE + 1)), (wanted, sum(wanted) * SIZE))
+            self.assertEqual(counters.get("store_left_out_blocks", 0), blocks - sum(wanted))
+
+    def test_what_is_covered_was_offered_with_a_whole_tail_of_each_window(self) -> None:
+        """However steps and room come, and whatever was loaded before them."""
+        draw, seen = random.Random(5), {"all": 0, "some": 0, "none": 0}
+        for _ in range(2000):
+            window = draw.randint(2, 5 * SIZE)
+            groups = (
+                Group(0, "full", 2 * SIZE, 2, 0, False, ("a",), (64,), False),
+                Group(1, "window", SIZE, 1, window, False, ("b",), (64,), False),
+            )
+            offered: list[set[int]] = [set(), set()]
+            scarce = draw.random() < 0.7
+
+            def room(scarce: bool = scarce) -> int:
+                return draw.choice((-1, 0, 2, 4, 9)) if scarce else 1000
+
+            def offer(_attached: Any, _hashes: Any, pieces: list[Any], _tokens: Any, offered: list[set[int]] = offered) -> None:
+                for piece in pieces:
+                    offered[piece.group.index].update(range(piece.first, piece.first + len(piece.ids)))
+
+            def fitting(ids: list[int], room: int) -> tuple[int, int]:
+                return (max(0, min(len(ids), room)),) * 2
+
+            stores: Any = types.SimpleNamespace(room=room, fitting=fitting, left_out=lambda _blocks: None, offer=offer)
+            filled = Filled(groups, SIZE, stores)
+            tokens = draw.randint(1, 30 * SIZE)
+            known = Known("r", [bytes([i]) for i in range(tokens // SIZE)], True, True, None, tables=[[], []], bases=[0, 0], offered=[0, 0])
+            loaded = draw.choice((0, draw.randint(0, tokens) // (2 * SIZE) * 2 * SIZE))
+            for group in groups:  # the node holds what was loaded of it
+                known.offered[group.index] = end = loaded // group.block_tokens
+                offered[group.index].update(range(group.first_needed(0, end), end))
+            computed = loaded
+            while computed < tokens:
+                ahead = min(draw.choice((1, draw.randint(1, 30 * SIZE))), tokens - computed)
+                table = [self.table(group, computed, computed + ahead) for group in groups]
+                new = types.SimpleNamespace(req_id="r", block_ids=table, num_computed_tokens=computed)
+                output = types.SimpleNamespace(
+                    scheduled_new_reqs=[new], num_scheduled_tokens={"r": ahead},
+                    scheduled_cached_reqs=types.SimpleNamespace(req_ids=[]),
+                )
+                filled.follow(output, {"r": known}, object())  # type: ignore[arg-type]
+                computed += ahead
+            known.table_of([self.table(group, computed, computed) for group in groups])
+            filled.ended(known, computed, object())  # type: ignore[arg-type]
+            covered = filled.covered(known, computed)
+            most = computed // (2 * SIZE) * 2 * SIZE
+            self.assertLessEqual(covered, most)
+            for group in groups:
+                end = covered // group.block_tokens
+                self.assertLessEqual(set(range(group.first_needed(0, end), end)), offered[group.index])
+            if not scarce:
+                self.assertEqual(covered, most)
+            seen["all" if covered == most else "some" if covered else "none"] += 1
+        self.assertTrue(all(count > 50 for count in seen.values()), seen)
+
+    @staticmethod
+    def table(group: Group, computed: int, end: int) -> list[int]:
+        """Its blocks are called by their places; those that the window has left are gone."""
+        gone = group.first_live(computed)
+        return [0 if i < gone else i + 1 for i in range(-(-end // group.block_tokens))]
 
 
 if __name__ == "__main__":

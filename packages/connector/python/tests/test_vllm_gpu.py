@@ -3,6 +3,7 @@ its stream is the one that torch would name."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import types
@@ -10,8 +11,10 @@ import unittest
 from unittest import mock
 
 import engine_memory
-from engine_case import EngineCase, prompts
+from engine_case import EngineCase, prompts, record_releases
 from engine_parts import GroupShape, Shape
+from engine_play import Engine
+from kvtier.copies import Copies
 from rig import until
 from standin import NOT_SUPPORTED, Driver
 
@@ -80,6 +83,49 @@ class Faults(GpuCase):
         second = self.play(node, Shape())
         self.assertEqual(self.serve(second, texts), wanted)
         self.assertEqual(second.external_tokens, 0)
+
+    def test_a_step_that_takes_longer_than_a_copy_may_is_waited_for(self) -> None:
+        second, text, wanted, copies = self.stored()
+        self.stream = step = DRIVER.held_stream()
+        self.addCleanup(step.let_go)
+        second.add("r", text, 4)
+
+        def decided() -> bool:
+            second.step()
+            counts = copies.counts()
+            return counts.standing + counts.late_blocks > 0
+
+        until("the load stands behind it", decided)
+        step.let_go()
+        second.run()
+        self.check(second)
+        self.assertEqual((second.done["r"].output_tokens(), second.external_tokens, copies.counts().late_blocks), (wanted, 40, 0))
+        self.assertEqual(second.lost_blocks, 0)
+
+    def test_what_a_gpu_does_not_copy_in_time_is_not_said_to_be_corrupt(self) -> None:
+        second, text, wanted, copies = self.stored()
+        said = record_releases(self)
+        DRIVER.hang()
+        second.add("r", text, 4)
+        until("it is computed", lambda: (second.step(), "r" in second.done)[1])
+        DRIVER.heal()
+        second.run()
+        self.check(second)
+        counters = second.connector._scheduler.counters
+        self.assertEqual((second.done["r"].output_tokens(), counters.get("corrupt_blocks"), counters["loads"]), (wanted, None, 1))
+        self.assertEqual((said, copies.counts().bad_blocks, second.lost_blocks), ([[]], 0, 10))
+
+    def stored(self) -> tuple[Engine, list[int], list[int], Copies]:
+        """An engine with short deadlines, for which a prompt of another lies in the arena."""
+        node, shape, (text,) = self.shared(), self.own(Shape()), prompts(1)
+        first = self.play(node, shape)
+        (wanted,) = self.serve(first, [text])
+        self.until_held(node, first, 40)
+        with mock.patch("kvtier.vllm.worker.Copies", functools.partial(Copies, device_deadline_s=1.0)):
+            second = self.play(node, shape)
+        half = second.workers[0].connector._worker
+        until("the arena is pinned", lambda: (second.step(), half._live().counts().pinned_bytes > 0)[1])
+        return second, text, wanted, half._live()
 
     def test_no_driver_is_one_line_and_all_is_computed(self) -> None:
         node = self.node()

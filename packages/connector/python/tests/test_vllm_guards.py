@@ -16,10 +16,11 @@ import offload_double
 
 offload_double.install()
 
-from engine_case import EngineCase, prompts  # noqa: E402
+from engine_case import EngineCase, prompts, record_releases  # noqa: E402
 from engine_parts import GroupShape, Shape  # noqa: E402
 from engine_play import Engine  # noqa: E402
 from rig import slow_sessions, until  # noqa: E402
+from kvtier.errors import KvError  # noqa: E402
 from kvtier.retries import Pauses  # noqa: E402
 from kvtier.session import Session  # noqa: E402
 from kvtier.vllm import identity  # noqa: E402
@@ -230,6 +231,25 @@ class Guards(EngineCase):
                     self.assertTrue(getattr(made, "is_harmless", False), f"{boundary.__name__}.{name}")
         for name in ("submit_store", "submit_load", "wait", "shutdown"):
             self.assertTrue(vars(OffloadWorker)[name].is_harmless, name)
+
+    def test_a_load_that_cannot_begin_is_not_said_to_be_corrupt(self) -> None:
+        """What lies in the arena is sound, and its request is computed; another one loads it."""
+        node, shape, (text,) = self.shared(), self.own(Shape()), prompts(1)
+        first = self.play(node, shape)
+        (wanted,) = self.serve(first, [text])
+        self.until_held(node, first, 40)
+        for broken in ("_load", "start"):  # of a load, of a whole step
+            said, second = record_releases(self), self.play(node, shape)
+            busy = mock.patch.object(WorkerHalf, broken, side_effect=KvError("BUSY", "4096 copies are under way"))
+            second.add("r", text, 4)
+            with self.assertLogs("kvtier.vllm", "ERROR" if broken == "start" else "WARNING"), busy:
+                until("it is computed", lambda second=second: (second.step(), "r" in second.done)[1])
+            second.run()
+            counters = second.connector._scheduler.counters
+            self.assertEqual((second.done["r"].output_tokens(), second.wrong, second.lost_blocks), (wanted, [], 10))
+            self.assertEqual((said, counters.get("corrupt_blocks"), counters["loads"]), ([[]], None, 1))
+        third = self.play(node, shape)
+        self.assertEqual((self.serve(third, [text]), third.external_tokens), ([wanted], 40))
 
 
 class Starts(EngineCase):

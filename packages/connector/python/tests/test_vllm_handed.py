@@ -17,7 +17,7 @@ from engine_case import EngineCase, prompts
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
 from kvtier import copies
-from kvtier.vllm import hints, lookups, pace, staging
+from kvtier.vllm import hints, lookups, pace, staging, storing
 from kvtier.vllm.messages import KvtierMetadata
 
 
@@ -61,6 +61,32 @@ class Handed(EngineCase):
         self.assertEqual(second.external_tokens, 0)
         self.assertLess(time.monotonic() - began, 9)  # far from it, and below the deadline that there is where none is said
         self.no_leases(second)
+
+    def test_no_more_is_promised_than_finds_room(self) -> None:
+        """Of 20 blocks that one step fills 12 may be held: the other pod waits for these, and computes the rest at once."""
+        node, text = self.shared(), prompts(1, 81)[0]
+        shape = self.own(Shape(step_tokens=128, options={"held_blocks_share": 0.13, "promise_deadline_ms": 60_000}))
+        (wanted,) = self.serve(self.alone(shape), [text])
+        first, params = self.prefill(node, shape, text)
+        first.run()
+        self.check(first)
+        self.until_held(node, first, 48)
+        self.assertEqual((self.held(first, first.done["prefill"]), params["kvtier"]["tokens"]), (48, 48))
+        second = self.play(node, shape)
+        began = time.monotonic()
+        self.assertEqual(self.serve(second, [text], kv_transfer_params=params), [wanted])
+        self.assertLess(time.monotonic() - began, 20)
+        self.assertEqual(second.external_tokens, 48)
+
+    def test_all_that_the_last_step_filled_is_stored_in_as_many_offers_as_it_takes(self) -> None:
+        node, text = self.shared(), prompts(1, 81)[0]
+        with mock.patch.object(storing, "MAX_OFFER_BLOCKS", 6):
+            first, params = self.prefill(node, self.own(Shape(step_tokens=128)), text)
+            first.run()
+        self.check(first)
+        self.until_held(node, first, 80)
+        self.assertEqual(params["kvtier"]["tokens"], 80)
+        self.assertNotIn("store_left_out_blocks", first.connector._scheduler.counters)
 
     def test_promises_of_strangers(self) -> None:
         """Other names, other tokens, nonsense: nobody waits."""

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 import unittest
 from pathlib import Path
@@ -194,6 +195,9 @@ class Names(unittest.TestCase):
         )
         told = {(0, rank): KvtierHandshake((0, rank), "", (48,), (bytes([rank % 2]) * 32,)) for rank in range(8)}
         with self.assertRaisesRegex(Unsupported, "in different layouts"):
+            identity.shares_of(engine.config, groups, told, b"", ROOT)
+        del told[0, 1]
+        with self.assertRaisesRegex(Unsupported, r"rank \(0, 1\) .* has not said how its tensors lie"):
             identity.shares_of(engine.config, groups, told, b"", ROOT)
 
     def test_eagle(self) -> None:
@@ -408,6 +412,38 @@ class Weights(unittest.TestCase):
         with none_left, self.assertRaisesRegex(OSError, "can't start new thread") as caught:
             self.digest()
         self.assertEqual(caught.exception.errno, errno.EAGAIN)
+
+    def test_with_a_thread_less_than_wanted_all_are_read(self) -> None:
+        begin, asked = threading.Thread.start, []
+
+        def once(thread: threading.Thread) -> None:
+            asked.append(thread)
+            if len(asked) > 1:
+                raise RuntimeError("can't start new thread")
+            begin(thread)
+
+        with mock.patch("threading.Thread.start", once):
+            _, read = self.digest()
+        self.assertEqual((len(asked), read), (2, ["a.safetensors", "b.safetensors"]))
+
+    def test_a_process_ends_while_they_are_read(self) -> None:
+        """With more files than threads: those that wait are not read before."""
+        code = (
+            "import sys, threading\n"
+            "from kvtier import weights\n"
+            "begun = threading.Event()\n"
+            "def never_read(path, stopped):\n"
+            " begun.set()\n"
+            " threading.Event().wait()\n"
+            "weights._hash_file = never_read\n"
+            "threading.Thread(target=weights.weights_digest, args=(sys.argv[1:],), daemon=True).start()\n"
+            "begun.wait()\n"
+        )
+        for i in range(8):
+            (self.model / f"{i}.safetensors").write_bytes(b"x")
+        plain = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(weights.__file__).parents[1]), "HOME": str(self.folder)}
+        done = subprocess.run([sys.executable, "-c", code, str(self.model)], env=plain, capture_output=True, timeout=PROGRAM_S)
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
 
     def test_no_weights(self) -> None:
         with self.assertRaisesRegex(weights.WeightsMissing, 'give their digest as "weights_digest"'):

@@ -316,12 +316,12 @@ class Heard(unittest.TestCase):
 class Messages(unittest.TestCase):
     def test_what_several_ranks_say(self) -> None:
         one = KvtierWorkerMetadata({7: {(0, 0)}}, {1: {(0, 0)}}, {1: {0: {2}}}, {(5, 0): b"a"})
-        two = KvtierWorkerMetadata({7: {(0, 1)}}, {1: {(0, 1)}}, {1: {0: {3}, 1: {0}}}, {(5, 1): b"b"})
+        two = KvtierWorkerMetadata({7: {(0, 1)}}, {1: {(0, 1)}}, {1: {0: {3}, 1: {0}}}, {(5, 1): b"b"}, missed={1})
         both = pickle.loads(pickle.dumps(one)).aggregate(pickle.loads(pickle.dumps(two)))
         self.assertEqual(both.mapped, {7: {(0, 0), (0, 1)}})
         self.assertEqual(both.loaded, {1: {(0, 0), (0, 1)}})
         self.assertEqual(both.bad, {1: {0: {2, 3}, 1: {0}}})
-        self.assertEqual(both.stored, {(5, 0): b"a", (5, 1): b"b"})
+        self.assertEqual((both.stored, both.missed), ({(5, 0): b"a", (5, 1): b"b"}, {1}))
 
     def test_metrics(self) -> None:
         since = Since()

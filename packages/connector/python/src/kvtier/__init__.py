@@ -16,7 +16,7 @@ pods are promised), `vllm/worker.py` copies (`registration.py`, `arenas.py`, of 
     layout = copies.layout([kvtier.Part(base, stride, row_bytes)], blocks)
     slots = load.slots()
     job = copies.load(arena, layout, block_ids, slots.offsets, slots.checksums)   # poll job.ended()
-    load.release(corrupt=job.take().bad)
+    load.release(corrupt=job.take().corrupt)
 """
 
 from .attachment import Attachment

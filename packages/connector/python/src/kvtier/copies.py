@@ -54,13 +54,18 @@ class Copied:
 
     #: XXH3-64 of what was read.
     checksums: array[int]
-    #: 1 where it was what was expected; of a store where it was copied (a GPU may not have, in time).
+    #: GOOD, BAD or MISSED of `native`: copied, and of a load what was expected; other bytes; not copied, by a GPU that was late.
     good: bytes
 
     @property
     def bad(self) -> list[int]:
         """Indexes of the blocks that may not be used."""
-        return [] if 0 not in self.good else [i for i, flag in enumerate(self.good) if flag != 1]
+        return unfit(self.good)
+
+    @property
+    def corrupt(self) -> list[int]:
+        """Of these, the blocks whose bytes were read and are others. Of what a GPU has not copied nothing is known."""
+        return [i for i, flag in enumerate(self.good) if flag == native.BAD] if native.BAD in self.good else []
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class CopyCounts:
     bounced_bytes: int
     late_blocks: int
     hung: int
+    standing: int
 
 
 def _u64s(values: Sequence[int]) -> tuple[object, array[int]]:
@@ -164,12 +170,15 @@ class Job:
         del c_sums, c_good
         return Copied(sums, bytes(good))
 
-    def take_bad(self) -> list[int]:
+    def take_good(self) -> bytearray:
         """As `take`, for those who need no checksums: it is called on the loop of the engine."""
         good = bytearray(self.count)
         place = ctypes.c_uint8.from_buffer(good)
         self._copies._at_once("kvtier_take", self._number, None, ctypes.byref(place), self.count)
-        return [] if 0 not in good else [i for i, flag in enumerate(good) if flag != 1]
+        return good
+
+    def take_bad(self) -> list[int]:
+        return unfit(self.take_good())
 
     def abandon(self) -> bool:
         """Nobody wants it. True: blocks and slots are free now. False: when ``ended`` says so."""
@@ -193,6 +202,7 @@ class Copies:
         max_jobs: int = 4096,
         device_deadline_s: float = 5.0,
     ) -> None:
+        """``device_deadline_s``: of each wait for a GPU; what an engine has enqueued itself may take twelve times as long."""
         self._library = native.library()
         self._held = native.at_once()
         options = native.Options(load_threads, store_threads, store_niceness, max_jobs, int(device_deadline_s * 1e3))
@@ -291,6 +301,11 @@ class Copies:
 
     def _unmap(self, number: int) -> bool:
         return self._handle is None or self._call("kvtier_unmap", number) == 1
+
+
+def unfit(good: bytes | bytearray) -> list[int]:
+    """Of blocks' flags, the indexes of those that may not be used."""
+    return [] if good.count(native.GOOD) == len(good) else [i for i, flag in enumerate(good) if flag != native.GOOD]
 
 
 def _at(mark: Mark | None) -> int:

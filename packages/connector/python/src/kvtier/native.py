@@ -11,7 +11,9 @@ from pathlib import Path
 
 from .errors import KvError
 
-ABI = 2
+ABI = 3
+#: Of a block, what became of it.
+BAD, GOOD, MISSED = 0, 1, 2
 _CODES = {-1: "CONFIG", -2: "SETUP", -3: "PROTOCOL", -4: "BUSY", -5: "UNKNOWN"}
 
 
@@ -42,6 +44,7 @@ class Counts(Structure):
             "bounced_bytes",
             "late_blocks",
             "hung",
+            "standing",
         )
     ]
 

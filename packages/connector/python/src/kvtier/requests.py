@@ -118,6 +118,8 @@ class Held:
 
     @staticmethod
     def read(asked: int, on_answer: Callable[[Held], None] | None, body: Any) -> Held:
+        if body.held > asked:
+            raise KvError("PROTOCOL", f"the cache node said that it holds {body.held} of {asked} blocks")
         spans = tuple((span.tier, span.count) for span in body.spans)
         held = Held(body.held, spans, body.estimated_us, ranges_of(spans, asked))
         if on_answer is not None:

@@ -23,12 +23,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
 from kvtier.namespace import fingerprint
-from kvtier.threads import refused
+from kvtier.threads import start
 
 log = logging.getLogger("kvtier")
 
@@ -146,6 +145,41 @@ def _hash_file(path: Path, stopped: threading.Event) -> str:
     return digest.hexdigest()
 
 
+def _by_threads(digest: Callable[[str, Path], str], names: Sequence[str], files: Sequence[Path]) -> list[str]:
+    """Of all files, in their order. The end of the interpreter waits for none of these threads: a pool's would read what is left before.
+    @raises OSError where the system has no thread for it; what `digest` raises first"""
+    digests = [""] * len(files)
+    errors: list[BaseException] = []
+    left, lock = iter(range(len(files))), threading.Lock()
+
+    def read() -> None:
+        while not errors:
+            with lock:
+                i = next(left, None)
+            if i is None:
+                return
+            try:
+                digests[i] = digest(names[i], files[i])
+            except BaseException as error:  # no digest is made of what was not read
+                errors.append(error)
+
+    threads: list[threading.Thread] = []
+    for _ in range(min(_READERS, len(files))):
+        thread = threading.Thread(target=read, name="kvtier-weights", daemon=True)
+        try:
+            start(thread)
+        except OSError:
+            if not threads:
+                raise
+            break
+        threads.append(thread)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return digests
+
+
 def weights_digest(
     folders: Iterable[str | os.PathLike[str]],
     cache: Path | None = None,
@@ -174,17 +208,11 @@ def weights_digest(
         return digest
 
     parts = []
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="kvtier-weights") as pool:
-        for folder, other in [*((one, False) for one in folders), *((one, True) for one in beside)]:
-            base = Path(folder)
-            files = weight_files(base, other)
-            names = [str(path.relative_to(base)) if path != base else path.name for path in files]
-            try:
-                digests = pool.map(one, names, files)
-            except RuntimeError as error:
-                pool.shutdown(cancel_futures=True)  # another attempt reads it all
-                raise refused(error) from error
-            parts.append([[name, digest] for name, digest in zip(names, digests)])
+    for folder, other in [*((one, False) for one in folders), *((one, True) for one in beside)]:
+        base = Path(folder)
+        files = weight_files(base, other)
+        names = [str(path.relative_to(base)) if path != base else path.name for path in files]
+        parts.append([list(each) for each in zip(names, _by_threads(one, names, files))])
     if found:
         _write_cache(cache, found)
     return fingerprint("kvtier-weights-1", {"models": parts})

@@ -4,24 +4,36 @@ A flush clears the host pool. The count lies at the pool, which is made once in 
 detached and attached again: what happened meanwhile is counted, too.
 
 Invariants: a pool that was cleared without being counted is told (`seen`). Once a pool is cleared, no copy begins to pages that were given
-out before: SGLang does not wait for its thread that loads.
+out before, and none is under way: SGLang does not wait for its thread that loads, and gives the pages to others.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import uuid
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
+from kvtier.copies import Job
+from kvtier.errors import KvError
+
+log = logging.getLogger("kvtier.sglang")
 
 _PLACE = "_kvtier_flushes"
 #: SGLang's caches begin anew by these.
 _RESETS = ("reset", "_reset_full")
-#: A pool is cleared so much later at most: copies to its pages only move memory, and no more of them begin.
-_COPIES_S = 0.1
+#: Copies move memory and wait for nobody; one that takes longer is told.
+_LONG_COPY_S = 5.0
+
+
+def wait_ended(job: Job) -> None:
+    """There is no deadline: until the copy has ended its pages are not SGLang's, and it only moves memory."""
+    if not job.ended(_LONG_COPY_S):
+        log.warning("kvtier: a copy takes longer than %d s; its pages are held until it has ended", _LONG_COPY_S)
+        while not job.ended(_LONG_COPY_S):
+            pass
 
 
 class Flushes:
@@ -30,11 +42,10 @@ class Flushes:
         #: Of this pool and no other.
         self.name = uuid.uuid4().hex
         self._lock = threading.Lock()
-        self._copied = threading.Condition(self._lock)
         #: Times that the pool was cleared, flush or not.
         self._cleared = 0
         #: Copies to its pages that are under way.
-        self._copies = 0
+        self._jobs: list[Job] = []
         self._pool = pool
         self._flushes = before
         self._clears = 0
@@ -45,7 +56,7 @@ class Flushes:
                 # Before it is cleared: nobody is to find the new pool in the old generation.
                 self._flushes += not _being_made()
                 self._cleared += 1
-                self._copied.wait_for(lambda: self._copies == 0, _COPIES_S)
+                self._end_copies()
                 try:
                     return clear(*args, **kwargs)
                 finally:
@@ -56,6 +67,16 @@ class Flushes:
             self._mark = _mark(pool)
         except AttributeError:
             self._mark = None
+
+    def _end_copies(self) -> None:
+        """What of them is not begun is dropped: a job may be of many pages, and what a thread moves at once is small."""
+        jobs, self._jobs = self._jobs, []
+        try:
+            running = [job for job in jobs if not job.abandon()]
+            for job in running:
+                wait_ended(job)
+        except KvError as error:  # the backend was closed meanwhile, which lets what runs end
+            log.debug("kvtier: copies of a pool that is cleared: %s", error)
 
     @property
     def visible(self) -> bool:
@@ -88,19 +109,22 @@ class Loading:
     def over(self) -> bool:
         return self._flushes._cleared != self._began
 
-    def copy(self, begin: Callable[[], T]) -> T | None:
+    def copy(self, begin: Callable[[], Job]) -> Job | None:
         """Begins one, whose end is to be told (`copied`). None: it is over."""
-        with self._flushes._copied:
+        with self._flushes._lock:
             if self.over:
                 return None
             begun = begin()
-            self._flushes._copies += 1
+            self._flushes._jobs.append(begun)
             return begun
 
-    def copied(self) -> None:
-        with self._flushes._copied:
-            self._flushes._copies -= 1
-            self._flushes._copied.notify_all()
+    def copied(self, job: Job) -> bool:
+        """It has ended, or was given up. False: the pool was cleared, and with it nobody wants its result."""
+        with self._flushes._lock:
+            known = job in self._flushes._jobs
+            if known:
+                self._flushes._jobs.remove(job)
+            return known
 
 
 def flushes_of(pool: Any, later: bool) -> Flushes:

@@ -11,7 +11,6 @@ node has an end; each load is released and each slot committed or aborted once.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,25 +19,17 @@ from dataclasses import dataclass, field
 from kvtier.copies import Copied, Job
 from kvtier.leases import Load
 from kvtier.protocol import BUSY, HELD, MAX_HASHES, REFUSED, RESERVED
-from kvtier.sglang.flushes import Loading
+from kvtier.sglang.flushes import Loading, wait_ended
 from kvtier.sglang.shares import Share, Shares
-
-log = logging.getLogger("kvtier.sglang")
 
 #: A load is looked at so often for pages that came.
 _TURN_S = 0.002
-#: Copies move memory and wait for nobody; one that takes longer is told.
-_LONG_COPY_S = 5.0
 
 HASH_BYTES = 32
 
 
 def _ended(job: Job) -> Copied:
-    """The copy's result. There is no deadline: until it has ended its pages are not SGLang's, and it only moves memory."""
-    if not job.ended(_LONG_COPY_S):
-        log.warning("kvtier: a copy takes longer than %d s; its pages are held until it has ended", _LONG_COPY_S)
-        while not job.ended(_LONG_COPY_S):
-            pass
+    wait_ended(job)
     return job.take()
 
 
@@ -165,20 +156,27 @@ class Pages:
 
     def _let_go(self, piece: _Piece, good: list[bool]) -> bool:
         corrupt: list[int] = []
+        whole = piece.begun == len(piece.blocks)
         while piece.jobs:
             first, job = piece.jobs.pop(0)
+            wanted = True
             try:
-                copied = _ended(job)
+                wait_ended(job)
             finally:
                 if piece.loading is not None:
-                    piece.loading.copied()
+                    wanted = piece.loading.copied(job)
+            if not wanted:
+                whole = False
+                continue
+            copied = job.take()
             bad = set(copied.bad)
-            corrupt += [first + one for one in bad]
+            whole = whole and not bad
+            corrupt += [first + one for one in copied.corrupt]
             for i in range(job.count):
                 good[piece.first + first + i] = i not in bad
         self.counts["corrupt"] += len(corrupt)
         piece.load.release(corrupt=corrupt)
-        return not corrupt and piece.begun == len(piece.blocks)
+        return whole
 
     def store(self, share: Share, parent: bytes, names: bytes, blocks: Sequence[int], deadline_s: float) -> list[bool]:
         """Of each page whether the node has it now, or gets it from another."""

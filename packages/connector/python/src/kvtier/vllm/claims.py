@@ -320,7 +320,7 @@ class Claims:
     def claim(self, number: int, known: Known, stage: Stage) -> None:
         """Until all ranks are through with this plan, the stage stays."""
         stage.claimed = True
-        self._loading[number] = Loading(known.name, stage)
+        self._loading[number] = Loading(known.name, stage, known)
 
     def take_plans(self) -> list[LoadPlan]:
         planned, self.planned = self.planned, []
@@ -336,6 +336,9 @@ class Claims:
             if loading is None:
                 continue
             loading.through.update(ranks)
+            if number in told.missed:
+                # Its blocks are sound where they are, and held: they are not stored again. What kept it from being copied may stay.
+                loading.known.denied = "failed"
             for share, indexes in told.bad.get(number, {}).items():
                 loading.bad.setdefault(share, set()).update(indexes)
             if loading.through >= self._node.ranks:

@@ -3,7 +3,7 @@
 Blocks of an answer that goes on are offered several at a time: each offer is a question, a copy and a commit beside the engine's steps.
 
 Invariant: what is offered is whole and computed by the end of the step before, or, of windows, by the end of this one; no block is
-offered twice while the node holds it, and none of a table that a step was not followed in.
+offered twice while the node holds it, none of a table that a step was not followed in, and none that no step was scheduled for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Filled:
             if known is not None:
                 known.table_of(new.block_ids)
                 known.next_tokens = 0
-                self.offer(known, int(new.num_computed_tokens), attached, int(scheduled.get(new.req_id, 0)), goes_on=True)
+                computed, ahead = int(new.num_computed_tokens), int(scheduled.get(new.req_id, 0))
+                known.followed = computed + ahead
+                self.offer(known, computed, attached, ahead, goes_on=True)
         cached = output.scheduled_cached_reqs
         for i, name in enumerate(cached.req_ids):
             known = requests.get(name)
@@ -53,19 +55,52 @@ class Filled:
             if said is not None and name in said:
                 known.table_of(said[name])
             computed, ahead = int(cached.num_computed_tokens[i]), int(scheduled.get(name, 0))
-            if computed + ahead >= known.next_tokens:
+            known.followed = computed + ahead
+            if known.followed >= known.next_tokens:
                 self.offer(known, computed, attached, ahead, goes_on=True)
+
+    def ended(self, known: Known, computed_tokens: int, attached: Attached) -> None:
+        """Nobody offers its blocks again: all that there is room for, in as many offers as that takes."""
+        before: list[int] = []
+        left = 0
+        while known.offered != before:
+            before = list(known.offered)
+            left = self.offer(known, computed_tokens, attached)
+            if not left:
+                break
+        self._stores.left_out(left)
+
+    def covered(self, known: Known, computed_tokens: int) -> int:
+        """Tokens of its longest prefix that the node holds or was offered, as another engine can load it: of windows a whole tail."""
+        ends = [known.offered[group.index] * group.block_tokens for group in self._groups]
+        tokens = min(computed_tokens, *ends) // self._align * self._align
+        for group in self._groups:
+            # Shorter prefixes need blocks still further in front.
+            if group.window_tokens and self._run_of(known, group)[0] > group.first_needed(0, tokens // group.block_tokens):
+                return 0
+        return tokens
+
+    @staticmethod
+    def _run_of(known: Known, group: Group) -> tuple[int, int]:
+        end = known.offered[group.index]
+        run = known.runs.get(group.index, (0, 0))
+        # Where something else was said since, it was loaded up to there: then the node has its tail.
+        return run if run[1] == end else (group.first_needed(0, end), end)
 
     def offer(
         self, known: Known, computed_tokens: int, attached: Attached | None, ahead_tokens: int = 0, goes_on: bool = False
-    ) -> None:
+    ) -> int:
         """`ahead_tokens`: what the step that begins now computes. Of windows their blocks are held already, and copied after it: a
-        step later the first of the tail may have left the window. `goes_on`: there will be another call."""
+        step later the first of the tail may have left the window. `goes_on`: there will be another step.
+
+        @returns how many blocks there was no room for, or not in one offer
+        """
         if attached is None or not known.stores or known.lost:
-            return
+            return 0
         known.hear(self._groups)  # answered after it was admitted, perhaps
         named = len(known.hashes) * self._hash_tokens
         room: int | None = None
+        left_out = 0
         pieces: list[Piece] = []
         next_tokens = computed_tokens + ahead_tokens + self._align
         for group in self._groups:
@@ -97,13 +132,16 @@ class Filled:
                 next_tokens = 0
                 if window:  # a part of its tail is of no use
                     count, taken = 0, 0
-                if not goes_on:
-                    self._stores.left_out(len(ids) - count)
+                left_out += len(ids) - count
             room -= taken
             if count:
                 pieces.append(Piece(group, first, ids[:count]))
+                if window:
+                    run = self._run_of(known, group)
+                    known.runs[index] = (run[0] if run[1] == first else first, first + count)
                 known.offered[index] = first + count
             next_tokens = min(next_tokens, (max(known.offered[index], end) + 1) * group.block_tokens)
         known.next_tokens = next_tokens
         if pieces:
             self._stores.offer(attached, known.hashes, pieces, known.tokens)
+        return left_out

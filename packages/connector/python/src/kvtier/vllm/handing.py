@@ -38,14 +38,16 @@ class Handing:
         #: vLLM's MultiConnector ends the engine where two of its connectors answer by the same keys: NIXL's are left to NIXL.
         self._only_ours = bool(wrappers())
 
-    def promise(self, known: Known, request: Any, attached: Attached) -> dict[str, Any] | None:
-        """What was computed for another pod: pinned, and told in the answer. Of what was aborted there is nothing to tell."""
+    def promise(self, known: Known, request: Any, attached: Attached, covered_tokens: int) -> dict[str, Any] | None:
+        """What was computed for another pod: pinned, and told in the answer. Of what was aborted there is nothing to tell.
+
+        `covered_tokens`: of its prefix, what the node holds or was offered: for more the other pod would wait in vain.
+        """
         if str(getattr(request, "status", "")).endswith("ABORTED"):
             return None
         if not known.stores or not promises.wanted(getattr(request, "kv_transfer_params", None)):
             return None
-        computed = min(int(request.num_computed_tokens), len(known.hashes) * self._hash_tokens)
-        tokens = computed // self._align * self._align
+        tokens = min(covered_tokens, len(known.hashes) * self._hash_tokens) // self._align * self._align
         if tokens <= 0:
             return None
         ticket = b""

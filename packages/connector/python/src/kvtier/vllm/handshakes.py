@@ -1,5 +1,5 @@
 """What workers say of their tensors, on its way to the scheduler's half: by the engine's own handshake, or, where that is another
-connector's or none at all (`wrapping.py`), with a step, in which it is asked for.
+connector's, none at all (`wrapping.py`) or not of every rank, with a step, in which it is asked for.
 
 Invariant: the link to the node is begun once, and not before every rank has said it.
 """
@@ -37,19 +37,22 @@ class Handshakes:
                 "before it, and nothing is to be done",
                 type(foreign).__name__,
             )
-        elif ours:
-            self._start(ours)
+            return
+        self.heard(ours)
+        if ours and not self._begun:
+            log.warning(
+                "kvtier: the engine's handshake is of %d of %d ranks: nothing is loaded or stored before steps bring the others'; where each "
+                'rank has an engine of its own they never do: set distributed_executor_backend to "mp" or "ray"',
+                len(self._told),
+                self._ranks,
+            )
 
     def heard(self, told: Mapping[Rank, KvtierHandshake]) -> None:
         """Of workers, with a step."""
         self._told.update(told)
-        if len(self._told) >= self._ranks:
-            self._start(self._told)
-
-    def _start(self, told: dict[Rank, KvtierHandshake]) -> None:
-        if not self._begun:
+        if len(self._told) >= self._ranks and not self._begun:
             self._begun = True
-            self._begin(told)
+            self._begin(self._told)
 
     def asks(self) -> bool:
         """Whether the step that is put together asks for them."""

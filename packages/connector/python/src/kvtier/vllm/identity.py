@@ -229,12 +229,15 @@ def shares_of(
     model: bytes,
     root: bytes,
 ) -> list[Share]:
-    """@raises Unsupported where ranks that should hold the same do not"""
+    """@raises Unsupported where ranks that should hold the same do not, or one has said nothing"""
     algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
     shares: list[Share] = []
     for stage in sorted({rank[0] for rank in handshakes}):
         for group in groups:
             for ranks, heads in _holders(vllm_config, group, stage):
+                silent = [rank for rank in ranks if rank not in handshakes]
+                if silent:
+                    raise Unsupported(f"rank {silent[0]} (pipeline stage, tensor rank) has not said how its tensors lie")
                 told = [handshakes[rank] for rank in ranks]
                 payloads = {one.payload_bytes[group.index] for one in told}
                 layouts = {one.fingerprints[group.index] for one in told}

@@ -57,6 +57,10 @@ class Known:
     bases: list[int] = field(default_factory=list)
     #: Per group, blocks before this one were offered, or are held.
     offered: list[int] = field(default_factory=list)
+    #: Per group with a window, the unbroken run of blocks [first, end) that was offered last.
+    runs: dict[int, tuple[int, int]] = field(default_factory=dict)
+    #: Tokens that steps were scheduled for since it was admitted: beyond them its blocks may be empty still, whatever the engine counts.
+    followed: int = 0
     #: Tokens at which the next block is whole, or enough of them are.
     next_tokens: int = 0
     #: In whole blocks, of its prompt as it came.
@@ -101,5 +105,6 @@ class Known:
 class Loading:
     request: str
     stage: Stage
+    known: Known
     through: set[Rank] = field(default_factory=set)
     bad: dict[int, set[int]] = field(default_factory=dict)

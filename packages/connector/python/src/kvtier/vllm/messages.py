@@ -97,6 +97,8 @@ class KvtierWorkerMetadata(KVConnectorWorkerMetadata):
     failed: set[int] = field(default_factory=set)
     #: Where they were asked for.
     handshakes: dict[Rank, KvtierHandshake] = field(default_factory=dict)
+    #: Loads of which blocks were not copied, and nothing is known of their bytes.
+    missed: set[int] = field(default_factory=set)
 
     def is_empty(self) -> bool:
         return not (self.mapped or self.loaded or self.stored or self.failed or self.handshakes)
@@ -112,6 +114,7 @@ class KvtierWorkerMetadata(KVConnectorWorkerMetadata):
             mine = self.bad.setdefault(load, {})
             for share, indexes in shares.items():
                 mine.setdefault(share, set()).update(indexes)
+        self.missed |= other.missed
         self.stored.update(other.stored)
         self.failed |= other.failed
         self.handshakes.update(other.handshakes)

@@ -139,6 +139,8 @@ class SchedulerHalf:
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
         known = self._requests.get(request.request_id)
         if known is not None and self._claims is not None:
+            # What a load is to bring counts as computed from here on, also another connector's: it is there when a step goes on from it.
+            known.followed = 0
             self._claims.allocated(known, blocks, external_tokens)
 
     # ---- each step --------------------------------------------------------------------------------------------------
@@ -255,9 +257,10 @@ class SchedulerHalf:
         if attached is None or self._filled is None or self._handing is None:
             return None
         known.table_of(block_ids)
-        self._filled.offer(known, int(request.num_computed_tokens), attached)
+        computed = min(int(request.num_computed_tokens), known.followed)
+        self._filled.ended(known, computed, attached)
         self._heed(known, request, attached)
-        return self._handing.promise(known, request, attached)
+        return self._handing.promise(known, request, attached, self._filled.covered(known, computed))
 
     def _heed(self, known: Known, request: Any, attached: Attached) -> None:
         if not self.options.hint_pin_ms or not known.stores:

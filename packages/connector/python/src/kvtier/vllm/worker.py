@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvtier.copies import Arena, Copies, Job, Layout, Mark
+from kvtier.native import BAD, GOOD, MISSED
 from kvtier.vllm import identity
 from kvtier.vllm.arenas import ArenaGone, Arenas
 from kvtier.vllm.device import Device
@@ -35,10 +36,17 @@ class _Load:
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
         self.jobs: list[tuple[Part, Job]] = []
-        #: share -> indexes of blocks that are not what they should be.
+        #: share -> indexes of blocks whose bytes are not what they should be.
         self.bad: dict[int, set[int]] = {}
-        #: Blocks that nothing was copied to, since the arena had gone.
+        #: Blocks that nothing was copied to.
         self.missed: list[int] = []
+        #: That had another reason than an arena that has gone: the next one may well be loaded from.
+        self.failed = False
+
+    def fail(self, blocks: Sequence[int]) -> None:
+        """These could not be copied: of their bytes in the arena that says nothing."""
+        self.missed.extend(blocks)
+        self.failed = True
 
 
 class WorkerHalf:
@@ -115,7 +123,7 @@ class WorkerHalf:
                 load = self._loads[plan.number] = _Load(plan)
                 for part in plan.parts:
                     if self.rank in part.ranks:
-                        load.bad[part.share] = set(range(len(part.blocks) // 8))
+                        load.fail(unpacked(part.blocks))
         for store in metadata.stores:
             self._stores.give_up(store)
 
@@ -137,7 +145,7 @@ class WorkerHalf:
                 load.missed.extend(unpacked(part.blocks))
             except Exception as error:
                 self._troubles.note("a load", error)
-                load.bad[part.share] = set(range(len(part.blocks) // 8))
+                load.fail(unpacked(part.blocks))
 
     def _load(self, arena: Arena, part: Part) -> Job:
         blocks, offsets, sums = unpacked(part.blocks), unpacked(part.offsets), unpacked(part.sums)
@@ -183,13 +191,18 @@ class WorkerHalf:
     def _settle(self, load: _Load) -> None:
         for part, job in load.jobs:
             try:
-                bad = job.take_bad()
+                good = job.take_good()
             except Exception as error:
                 self._troubles.note("a load", error)
-                bad = list(range(job.count))
-            self.loaded_bytes += (job.count - len(bad)) * self._layouts[part.group].payload_bytes
-            if bad:
-                load.bad[part.share] = set(bad)
+                good = bytearray([MISSED]) * job.count
+            copied = good.count(GOOD)
+            self.loaded_bytes += copied * self._layouts[part.group].payload_bytes
+            if copied < job.count:
+                bad = {i for i, flag in enumerate(good) if flag == BAD}
+                if bad:
+                    load.bad[part.share] = bad
+                if copied + len(bad) < job.count:
+                    load.fail([block for block, flag in zip(unpacked(part.blocks), good) if flag == MISSED])
         self._failed_blocks.update(load.plan.failed)
         self._failed_blocks.update(load.missed)
         by_share = {part.share: part for part in load.plan.parts}
@@ -199,6 +212,8 @@ class WorkerHalf:
         self._report.loaded.setdefault(load.plan.number, set()).add(self.rank)
         if load.bad:
             self._report.bad[load.plan.number] = load.bad
+        if load.failed:
+            self._report.missed.add(load.plan.number)
 
     def end_all(self) -> set[str]:
         """Where `finished` fails for good: the loads that nothing copies for any more end as failed, and are computed."""
@@ -221,6 +236,7 @@ class WorkerHalf:
         for part in load.plan.parts:
             self._failed_blocks.update(unpacked(part.blocks))
         self._report.loaded.setdefault(load.plan.number, set()).add(self.rank)
+        self._report.missed.add(load.plan.number)
 
     def failed_blocks(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()
