@@ -3,6 +3,7 @@
  * An entry's number is reused after its removal; its generation tells the old bearer's children from the new one's.
  */
 import type { EntryIndex } from './policy.ts';
+import { copied } from './spare-copies.ts';
 
 const none = -1;
 /** Of an entry: it is parked; and so is all that follows it, so that it is kept with all of that. */
@@ -68,12 +69,12 @@ export class ChainParents {
   }
 
   copyFrom(other: ChainParents): void {
-    this.#parents = other.#parents.slice();
-    this.#parentGenerations = other.#parentGenerations.slice();
-    this.#generations = other.#generations.slice();
-    this.#childCounts = other.#childCounts.slice();
-    this.#keptCounts = other.#keptCounts.slice();
-    this.#states = other.#states.slice();
+    this.#parents = copied(this.#parents, other.#parents);
+    this.#parentGenerations = copied(this.#parentGenerations, other.#parentGenerations);
+    this.#generations = copied(this.#generations, other.#generations);
+    this.#childCounts = copied(this.#childCounts, other.#childCounts);
+    this.#keptCounts = copied(this.#keptCounts, other.#keptCounts);
+    this.#states = copied(this.#states, other.#states);
   }
 
   /** The parent, while it is tracked. */

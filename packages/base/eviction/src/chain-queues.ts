@@ -18,6 +18,7 @@ import { invariant } from '@kvtier/errors';
 import { ChainParents } from './chain-parents.ts';
 import { EntryLists, none } from './entry-lists.ts';
 import type { EntryIndex, EvictionPolicy, InsertHint } from './policy.ts';
+import { SpareCopies } from './spare-copies.ts';
 
 /** So many parents that a walk passes over keep their place: in most orders there are fewer. */
 export const parentsPassed = 64;
@@ -43,6 +44,7 @@ export abstract class ChainQueues implements EvictionPolicy {
   protected readonly lists: EntryLists;
   protected readonly links = new ChainParents();
   protected readonly mayPass: number;
+  readonly #copies = new SpareCopies(() => this.empty());
   readonly #queues: number;
   /** Of the walk that goes on: parents that keep their place, and entries in use that nothing follows but such, up to `mostKept`. */
   readonly #passed = new Set<EntryIndex>();
@@ -65,8 +67,8 @@ export abstract class ChainQueues implements EvictionPolicy {
   abstract touch(entry: EntryIndex, nowUs: number): void;
   /** The first in the policy's order that `mayGo`, which it asks about each entry that it walks over. */
   protected abstract choose(mayGo: (entry: EntryIndex) => boolean): EntryIndex | undefined;
-  /** Another one that will choose the same, outside a walk. */
-  protected abstract copy(): ChainQueues;
+  /** An empty one of the same bounds. */
+  protected abstract empty(): ChainQueues;
 
   get count(): number {
     return this.lists.count;
@@ -117,12 +119,11 @@ export abstract class ChainQueues implements EvictionPolicy {
   }
 
   /** As if everything were evicted now, one after another, and nothing used meanwhile. */
-  *coldestFirst(): Iterable<EntryIndex> {
-    const copy = this.copy();
-    for (let next = copy.victim(() => true); next !== undefined; next = copy.victim(() => true)) {
-      yield next;
-      copy.remove(next);
-    }
+  coldestFirst(): Iterable<EntryIndex> {
+    return this.#copies.walk((copy) => {
+      copy.copyFrom(this);
+      return copy.inOrder();
+    });
   }
 
   checkIntegrity(): void {
@@ -133,6 +134,18 @@ export abstract class ChainQueues implements EvictionPolicy {
           invariant(this.#asideKindOf(entry) === kind, () => `${this.name}: entry ${entry} is not where it has to be`);
         }
       }
+    }
+  }
+
+  /** Of a copy, which belongs to the walk. */
+  protected *inOrder(): Iterable<EntryIndex> {
+    const mayGo = this.#begin(
+      () => true,
+      () => true,
+    );
+    for (let next = this.next(mayGo); next !== undefined; next = this.next(mayGo)) {
+      yield next;
+      this.remove(next);
     }
   }
 
@@ -188,10 +201,10 @@ export abstract class ChainQueues implements EvictionPolicy {
     else this.lists.append(queue, entry);
   }
 
-  /** `copy` is empty. */
-  protected copyOrderTo(copy: ChainQueues): void {
-    copy.lists.copyFrom(this.lists);
-    copy.links.copyFrom(this.links);
+  /** Becomes one that will choose the same as the other, outside a walk. */
+  protected copyFrom(other: ChainQueues): void {
+    this.lists.copyFrom(other.lists);
+    this.links.copyFrom(other.links);
   }
 
   /** A walk begins. Returns whether an entry that nothing follows may go. */

@@ -13,63 +13,68 @@ import { invariant } from '@kvtier/errors';
 import { ChainParents } from './chain-parents.ts';
 import { IndexedHeap } from './indexed-heap.ts';
 import type { EntryIndex, EvictionPolicy, InsertHint } from './policy.ts';
+import { copied, SpareCopies } from './spare-copies.ts';
 
-interface Entry {
-  uses: number;
-  /** Cost per byte. */
-  readonly cost: number;
-  value: number;
-  /** When it got its value: of equal ones the older goes first. */
-  order: number;
-}
+/** Of an entry that is not tracked. */
+const untracked = 0;
 
 export class CostAwarePolicy implements EvictionPolicy {
   readonly name = 'cost-aware';
-  readonly #entries = new Map<EntryIndex, Entry>();
+  #uses: Float64Array = new Float64Array(64);
+  /** Per byte. */
+  #costs: Float64Array = new Float64Array(64);
+  #values: Float64Array = new Float64Array(64);
+  /** When an entry got its value: of equal ones the older goes first. From 1 on. */
+  #orders: Float64Array = new Float64Array(64).fill(untracked);
+  #count = 0;
   readonly #links = new ChainParents();
   readonly #leaves = new IndexedHeap((a, b) => this.#before(a, b));
+  readonly #copies = new SpareCopies(() => new CostAwarePolicy());
   #age = 0;
   #clock = 0;
   /** What `victim` chose last: its removal is an eviction. */
   #chosen: EntryIndex | undefined;
 
   get count(): number {
-    return this.#entries.size;
+    return this.#count;
   }
 
   has(entry: EntryIndex): boolean {
-    return this.#entries.has(entry);
+    return (this.#orders[entry] ?? untracked) !== untracked;
   }
 
   insert(entry: EntryIndex, _nowUs: number, hint?: InsertHint): void {
     invariant(Number.isInteger(entry) && entry >= 0, () => `cost-aware: ${entry} is not an entry`);
     invariant(!this.has(entry), () => `cost-aware: entry ${entry} is tracked already`);
     const parent = hint?.parent !== undefined && this.has(hint.parent) ? hint.parent : undefined;
-    const cost = (hint?.cost ?? 1) / (hint?.bytes ?? 1);
-    this.#entries.set(entry, { uses: 1, cost, value: this.#age + cost, order: ++this.#clock });
+    this.#growTo(entry);
+    this.#count++;
+    this.#uses[entry] = 1;
+    this.#costs[entry] = (hint?.cost ?? 1) / (hint?.bytes ?? 1);
+    this.#revalue(entry);
     this.#links.add(entry, parent);
     this.#leaves.add(entry);
     if (parent !== undefined && this.#leaves.has(parent)) this.#leaves.remove(parent);
   }
 
   touch(entry: EntryIndex, _nowUs: number): void {
-    const one = this.#entryOf(entry);
+    this.#checkTracked(entry);
     const isLeaf = this.#leaves.has(entry);
     if (isLeaf) this.#leaves.remove(entry);
-    one.uses++;
-    one.value = this.#age + one.uses * one.cost;
-    one.order = ++this.#clock;
+    this.#uses[entry]!++;
+    this.#revalue(entry);
     if (isLeaf) this.#leaves.add(entry);
   }
 
   remove(entry: EntryIndex): void {
-    const one = this.#entryOf(entry);
-    if (entry === this.#chosen) this.#age = Math.max(this.#age, one.value);
+    this.#checkTracked(entry);
+    if (entry === this.#chosen) this.#age = Math.max(this.#age, this.#values[entry]!);
     this.#chosen = undefined;
     const parent = this.#links.parentOf(entry);
     if (this.#leaves.has(entry)) this.#leaves.remove(entry);
     this.#links.remove(entry);
-    this.#entries.delete(entry);
+    this.#orders[entry] = untracked;
+    this.#count--;
     if (parent !== undefined && !this.#links.hasChildren(parent)) this.#leaves.add(parent);
   }
 
@@ -107,43 +112,68 @@ export class CostAwarePolicy implements EvictionPolicy {
   }
 
   /** As if everything were evicted now, one after another, and nothing used meanwhile. */
-  *coldestFirst(): Iterable<EntryIndex> {
-    const leaves = new IndexedHeap((a, b) => this.#before(a, b));
-    for (const entry of this.#leaves.entries()) leaves.add(entry);
-    const children = new Map<EntryIndex, number>();
-    for (const entry of this.#entries.keys()) {
-      const parent = this.#links.parentOf(entry);
-      if (parent !== undefined) children.set(parent, (children.get(parent) ?? 0) + 1);
-    }
-    for (let next = leaves.first(); next !== undefined; next = leaves.first()) {
-      leaves.remove(next);
-      yield next;
-      const parent = this.#links.parentOf(next);
-      if (parent === undefined) continue;
-      const left = children.get(parent)! - 1;
-      children.set(parent, left);
-      if (left === 0) leaves.add(parent);
-    }
+  coldestFirst(): Iterable<EntryIndex> {
+    return this.#copies.walk((copy) => {
+      copy.#copyFrom(this);
+      return copy.#inOrder();
+    });
   }
 
   checkIntegrity(): void {
     this.#leaves.checkIntegrity();
-    for (const entry of this.#entries.keys()) {
+    let count = 0;
+    for (let entry = 0; entry < this.#orders.length; entry++) {
+      if (!this.has(entry)) continue;
+      count++;
       const isLeaf = this.#leaves.has(entry);
       invariant(isLeaf !== this.#links.hasChildren(entry), () => `cost-aware: entry ${entry} is a leaf or is not`);
     }
-    for (const entry of this.#leaves.entries()) this.#entryOf(entry);
+    invariant(count === this.#count, () => `cost-aware: ${count} entries, ${this.#count} counted`);
+    for (const entry of this.#leaves.entries()) this.#checkTracked(entry);
   }
 
-  #entryOf(entry: EntryIndex): Entry {
-    const one = this.#entries.get(entry);
-    invariant(one, () => `cost-aware: entry ${entry} is not tracked`);
-    return one;
+  #copyFrom(other: CostAwarePolicy): void {
+    this.#values = copied(this.#values, other.#values);
+    this.#orders = copied(this.#orders, other.#orders);
+    this.#count = other.#count;
+    this.#links.copyFrom(other.#links);
+    this.#leaves.copyFrom(other.#leaves);
+  }
+
+  /** Of a copy, which belongs to the walk. */
+  *#inOrder(): Iterable<EntryIndex> {
+    for (let next = this.#leaves.first(); next !== undefined; next = this.#leaves.first()) {
+      yield next;
+      this.remove(next);
+    }
+  }
+
+  #checkTracked(entry: EntryIndex): void {
+    invariant(this.has(entry), () => `cost-aware: entry ${entry} is not tracked`);
+  }
+
+  #revalue(entry: EntryIndex): void {
+    this.#values[entry] = this.#age + this.#uses[entry]! * this.#costs[entry]!;
+    this.#orders[entry] = ++this.#clock;
   }
 
   #before(a: EntryIndex, b: EntryIndex): boolean {
-    const first = this.#entries.get(a)!;
-    const second = this.#entries.get(b)!;
-    return first.value === second.value ? first.order < second.order : first.value < second.value;
+    const first = this.#values[a]!;
+    const second = this.#values[b]!;
+    return first === second ? this.#orders[a]! < this.#orders[b]! : first < second;
+  }
+
+  #growTo(entry: EntryIndex): void {
+    if (entry < this.#orders.length) return;
+    const length = Math.max(entry + 1, this.#orders.length * 2);
+    const grow = (from: Float64Array): Float64Array => {
+      const grown = new Float64Array(length);
+      grown.set(from);
+      return grown;
+    };
+    this.#uses = grow(this.#uses);
+    this.#costs = grow(this.#costs);
+    this.#values = grow(this.#values);
+    this.#orders = grow(this.#orders);
   }
 }

@@ -8,6 +8,7 @@
  */
 import { invariant } from '@kvtier/errors';
 import type { EntryIndex } from './policy.ts';
+import { copied } from './spare-copies.ts';
 
 /** Link of an entry at an end of its list, head and tail of an empty list. */
 export const none = -1;
@@ -97,9 +98,9 @@ export class EntryLists {
 
   /** Becomes what the other one is, which has as many lists; without a step for each entry. */
   copyFrom(other: EntryLists): void {
-    this.#warmer = other.#warmer.slice();
-    this.#colder = other.#colder.slice();
-    this.#list = other.#list.slice();
+    this.#warmer = copied(this.#warmer, other.#warmer);
+    this.#colder = copied(this.#colder, other.#colder);
+    this.#list = copied(this.#list, other.#list);
     this.#heads.set(other.#heads);
     this.#tails.set(other.#tails);
     this.#counts.set(other.#counts);

@@ -28,10 +28,14 @@ export class FifoPolicy extends ChainQueues {
     return this.walk(queue, (entry) => (mayGo(entry) ? 'chosen' : 'stays'));
   }
 
-  /** Where all stand in the queue, without a copy: what was passed over for its children goes as soon as the last of these has gone. */
-  override *coldestFirst(): Iterable<EntryIndex> {
+  protected empty(): FifoPolicy {
+    return new FifoPolicy(this.mayPass);
+  }
+
+  /** Where all stand in the queue, without taking them out: what was passed over for its children goes as soon as their last has gone. */
+  protected override *inOrder(): Iterable<EntryIndex> {
     if (this.lists.countOf(queue) < this.count) {
-      yield* super.coldestFirst();
+      yield* super.inOrder();
       return;
     }
     const left = new Map<EntryIndex, number>();
@@ -49,11 +53,5 @@ export class FifoPolicy extends ChainQueues {
         yield above;
       }
     }
-  }
-
-  protected copy(): FifoPolicy {
-    const copy = new FifoPolicy(this.mayPass);
-    this.copyOrderTo(copy);
-    return copy;
   }
 }

@@ -6,6 +6,7 @@
  */
 import { invariant } from '@kvtier/errors';
 import type { EntryIndex } from './policy.ts';
+import { copied } from './spare-copies.ts';
 
 const absent = -1;
 
@@ -55,6 +56,13 @@ export class IndexedHeap {
     this.#places[last] = at;
     this.#up(at);
     this.#down(this.#places[last]!);
+  }
+
+  /** Becomes what the other one is, in the same order. */
+  copyFrom(other: IndexedHeap): void {
+    this.#heap.length = other.#heap.length;
+    for (let at = 0; at < other.#heap.length; at++) this.#heap[at] = other.#heap[at]!;
+    this.#places = copied(this.#places, other.#places);
   }
 
   checkIntegrity(): void {

@@ -8,6 +8,7 @@
 import { EntryLists } from './entry-lists.ts';
 import { firstOf, takeFirst } from './first-of.ts';
 import type { EntryIndex, EvictionPolicy, InsertHint } from './policy.ts';
+import { SpareCopies } from './spare-copies.ts';
 
 /** Lists are numbered by uses less one. */
 const usesMax = 255;
@@ -15,6 +16,7 @@ const usesMax = 255;
 export class LfuPolicy implements EvictionPolicy {
   readonly name = 'lfu';
   readonly #lists = new EntryLists('lfu', usesMax);
+  readonly #copies = new SpareCopies(() => new EntryLists('lfu', usesMax));
 
   get count(): number {
     return this.#lists.count;
@@ -55,8 +57,12 @@ export class LfuPolicy implements EvictionPolicy {
     return taken;
   }
 
-  *coldestFirst(): Iterable<EntryIndex> {
-    for (let list = 0; list < usesMax; list++) yield* this.#lists.entriesOf(list);
+  coldestFirst(): Iterable<EntryIndex> {
+    const lists = this.#lists;
+    return this.#copies.walk(function* (copy) {
+      copy.copyFrom(lists);
+      for (let list = 0; list < usesMax; list++) yield* copy.entriesOf(list);
+    });
   }
 
   checkIntegrity(): void {

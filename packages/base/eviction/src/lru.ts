@@ -5,10 +5,12 @@
 import { EntryLists } from './entry-lists.ts';
 import { firstOf, takeFirst } from './first-of.ts';
 import type { EntryIndex, EvictionPolicy, InsertHint } from './policy.ts';
+import { SpareCopies } from './spare-copies.ts';
 
 export class LruPolicy implements EvictionPolicy {
   readonly name = 'lru';
   readonly #list = new EntryLists('lru', 1);
+  readonly #copies = new SpareCopies(() => new EntryLists('lru', 1));
 
   get count(): number {
     return this.#list.count;
@@ -43,7 +45,10 @@ export class LruPolicy implements EvictionPolicy {
   }
 
   coldestFirst(): Iterable<EntryIndex> {
-    return this.#list.entriesOf(0);
+    return this.#copies.walk((copy) => {
+      copy.copyFrom(this.#list);
+      return copy.entriesOf(0);
+    });
   }
 
   checkIntegrity(): void {

@@ -46,7 +46,10 @@ export interface EvictionPolicy {
   victim(mayEvict: (entry: EntryIndex) => boolean, isInUse?: (entry: EntryIndex) => boolean): EntryIndex | undefined;
   /** As `victim` and `remove`, up to `count` times, in one walk: what may not go is passed over once, not for each. */
   evict(count: number, mayEvict: (entry: EntryIndex) => boolean): EntryIndex[];
-  /** Entries in the order in which they would be evicted. */
+  /**
+   * Entries in the order in which they would be evicted, as things stand when the first is asked for: what changes later does not change it,
+   * so that a long walk can go on in pieces. Before the first there is a copy of the order, and no walk.
+   */
   coldestFirst(): Iterable<EntryIndex>;
   /** Throws InvariantError when its structure is broken. */
   checkIntegrity(): void;

@@ -14,6 +14,7 @@
 import { ChainQueues, parentsPassed } from './chain-queues.ts';
 import { none } from './entry-lists.ts';
 import type { EntryIndex, InsertHint } from './policy.ts';
+import { copied } from './spare-copies.ts';
 
 const noName = -1;
 const small = 0;
@@ -101,13 +102,15 @@ export class S3FifoPolicy extends ChainQueues {
     return found;
   }
 
+  protected empty(): S3FifoPolicy {
+    return new S3FifoPolicy(this.mayPass, this.#mostMoves);
+  }
+
   /** Without names: it will not be told which of its choices were evicted. */
-  protected copy(): S3FifoPolicy {
-    const copy = new S3FifoPolicy(this.mayPass, this.#mostMoves);
-    this.copyOrderTo(copy);
-    copy.#uses = this.#uses.slice();
-    copy.#names = new Float64Array(copy.#uses.length).fill(noName);
-    return copy;
+  protected override copyFrom(other: S3FifoPolicy): void {
+    super.copyFrom(other);
+    this.#uses = copied(this.#uses, other.#uses);
+    if (this.#names.length < this.#uses.length) this.#names = new Float64Array(this.#uses.length).fill(noName);
   }
 
   #fromSmall(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {

@@ -7,8 +7,9 @@
  * The policy tracks a block from the time it gets its hash until it is reused, so that it remembers uses while the block is
  * held; it passes over held ones. A use is a hit; for LRU the end of a use counts, too, as that is the plain queue's order.
  *
- * What comes first (`first`) is asked for at every step, and for some policies takes a walk over all of them: so it is looked for again
- * only when enough has changed. In between it may be wrong about blocks that became free meanwhile.
+ * What comes first (`first`) is asked for at every step, and is found by a walk along the policy's order, held blocks included: so it is
+ * looked for again only when enough has changed, and a long walk goes on with the next call. In between it may be wrong about blocks that
+ * became free meanwhile: a hint may come late, a step may not.
  *
  * Invariant: a free block is either in the front or tracked by the policy, not both. A tracked block that loses its hash
  * keeps its place while it is free, as in the plain queue.
@@ -38,6 +39,9 @@ export interface FreeBlocks {
  */
 const attentionTokens = 8192;
 
+/** So many entries of the policy's order one call of `first` looks at: some milliseconds. */
+const mostLooked = 4096;
+
 export class PolicyQueue implements FreeBlocks {
   readonly #front: FreeQueue;
   readonly #policy: EvictionPolicy;
@@ -49,6 +53,12 @@ export class PolicyQueue implements FreeBlocks {
   #soonWanted = 0;
   /** So many blocks may be taken, used or freed before these are looked for again. */
   #soonPatience = 0;
+  /** Looks for them anew, over some calls. */
+  #walk: Iterator<number> | undefined;
+  /** What it has found so far: what is told until it ends is what was found before. */
+  #found = new Set<number>();
+  /** They have got another place in the policy's order since it began. */
+  #moved = new Set<number>();
   readonly #mayEvict = (block: number): boolean => this.#isFree[block] === 1;
 
   constructor(blockCount: number, name: BlockPolicyName) {
@@ -74,6 +84,7 @@ export class PolicyQueue implements FreeBlocks {
       if (victims.length === 0) victims.push(this.#takeAnyFree());
       for (const victim of victims) {
         this.#setFree(victim, false);
+        this.#moves(victim);
         // Another than was thought: the order has changed.
         if (this.#soon.delete(victim)) this.#soonPatience--;
         else this.#soonPatience = 0;
@@ -88,6 +99,7 @@ export class PolicyQueue implements FreeBlocks {
     else if (this.#policy.name === 'lru') this.#policy.touch(block, 0);
     invariant(!this.has(block), () => `free blocks: block ${block} is free already`);
     this.#setFree(block, true);
+    this.#moves(block);
     this.#soon.delete(block);
     this.#soonPatience--;
   }
@@ -122,6 +134,7 @@ export class PolicyQueue implements FreeBlocks {
   /** A hit; for chains the last block first. */
   used(block: number): void {
     if (this.#policy.has(block)) this.#policy.touch(block, 0);
+    this.#moves(block);
     if (this.#soon.delete(block)) this.#soonPatience--;
   }
 
@@ -170,13 +183,27 @@ export class PolicyQueue implements FreeBlocks {
   #findSoon(wanted: number): void {
     const spare = Math.floor(wanted / 2);
     const most = Math.min(wanted + spare, this.#freeCount);
-    this.#soon = new Set();
-    for (const block of this.#policy.coldestFirst()) {
-      if (this.#mayEvict(block)) this.#soon.add(block);
-      if (this.#soon.size === most) break;
+    this.#walk ??= this.#policy.coldestFirst()[Symbol.iterator]();
+    let isOver = this.#found.size >= most;
+    for (let looked = 0; looked < mostLooked && !isOver; looked++) {
+      const { value: block, done } = this.#walk.next();
+      if (!done && this.#mayEvict(block) && !this.#moved.has(block)) this.#found.add(block);
+      isOver = done || this.#found.size >= most;
     }
+    if (!isOver) return;
+    this.#soon = this.#found;
+    this.#found = new Set();
+    this.#moved = new Set();
+    this.#walk.return?.();
+    this.#walk = undefined;
     this.#soonWanted = wanted;
     this.#soonPatience = Math.min(spare, Math.floor(most / 2));
+  }
+
+  #moves(block: number): void {
+    if (!this.#walk) return;
+    this.#found.delete(block);
+    this.#moved.add(block);
   }
 
   #setFree(block: number, isFree: boolean): void {
