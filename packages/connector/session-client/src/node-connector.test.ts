@@ -343,10 +343,14 @@ it('a node that dies in the middle: what was being copied counts, once it is ver
 it('the session comes back, with another arena after a restart, and names the one before', async () => {
   rig = new ConnectorRig();
   await rig.attach();
+  const { epoch } = rig.connector;
+  expect(epoch).toBeTypeOf('bigint');
   await rig.store(1, 0, [1, 2]);
   await rig.node.kill();
   await until(() => !rig.connector.attached, 'the end of the session');
+  expect(rig.connector.epoch).toBeUndefined();
   await rig.attach();
+  expect(rig.connector.epoch).not.toBe(epoch);
   expect(rig.node.attaches[1]!.previousSession).toEqual(rig.node.sessions[0]);
   expect(rig.executor.mapped.size).toBe(1);
   expect(await rig.matched('r', chainOf(1, 2), 0)).toBe(0);

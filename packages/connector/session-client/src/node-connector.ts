@@ -127,6 +127,10 @@ class CacheNodeConnector implements NodeConnector {
     return this.#sessions !== null;
   }
 
+  get epoch(): bigint | undefined {
+    return this.#clients[0]!.session?.link.epoch;
+  }
+
   get suspended(): boolean {
     return this.#clients.some(({ suspended }) => suspended);
   }

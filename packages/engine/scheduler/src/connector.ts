@@ -72,6 +72,8 @@ export interface StoreOptions {
 export interface Connector {
   /** A cache node is attached right now. */
   readonly attached: boolean;
+  /** Of the cache node's boot: where it is another than before, the node has started anew. Absent, or undefined: it is not known. */
+  readonly epoch?: bigint | undefined;
   /** Blocks of stores whose copy or confirmation is outstanding: they may be let go already, and cannot be found yet. */
   readonly storingBlocks: number;
   /** Blocks that a store may offer now: of more, the last ones are left out. Absent: any number. */

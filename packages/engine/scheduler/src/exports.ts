@@ -43,9 +43,15 @@ export interface AheadOptions {
 
 /**
  * Of blocks that were computed for another worker: the tier holds `first`..`end`-1, and not what of the offer lies behind. `isBusy`:
- * somebody else is writing that.
+ * somebody else is writing that. `epoch`: of the node's boot when they were offered.
  */
-export type OnSettled = (request: EngineRequest, first: number, end: number, isBusy: boolean) => void;
+export type OnSettled = (
+  request: EngineRequest,
+  first: number,
+  end: number,
+  isBusy: boolean,
+  epoch: bigint | undefined,
+) => void;
 
 export class Exports {
   readonly #kv: PrefixCache;
@@ -184,6 +190,7 @@ export class Exports {
       this.#onReleased();
     };
     const blockIds = Int32Array.from(rows.flat());
+    const { epoch } = this.#connector;
     const onSettled = (held: number, isBusy: boolean): void => {
       const stored = rows.reduce((sum, row) => sum + blocksIn(row, held), 0);
       this.#exportedBlocks += stored;
@@ -194,9 +201,12 @@ export class Exports {
       }
       if (!request?.prefillOnly) return;
       request.prefillOnly.unsettled--;
-      this.#onSettled?.(request, first, first + held, isBusy);
+      this.#onSettled?.(request, first, first + held, isBusy, epoch);
     };
-    if (request?.prefillOnly) request.prefillOnly.unsettled++;
+    if (request?.prefillOnly) {
+      request.prefillOnly.unsettled++;
+      request.prefillOnly.epoch ??= epoch;
+    }
     const options = { ...this.#tokensOf(request), onSettled };
     this.#unsent.push(() => this.#connector.store(hashes, first, blockIds, onReleased, options));
   }

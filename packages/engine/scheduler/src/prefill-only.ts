@@ -18,6 +18,8 @@ export class PrefillOnly {
   /** Not offered again at once, but when a timer says so. */
   isPaused = false;
   pauses = 0;
+  /** Of the boot of the cache node that it is offered to, and that holds what is held. */
+  epoch: bigint | undefined;
   #ready = 0;
   /** Held pieces behind a gap, as [first, end), in no order. */
   #beyond: (readonly [number, number])[] = [];
@@ -31,6 +33,13 @@ export class PrefillOnly {
   /** Blocks from the first on, without a gap, that the tier holds. */
   get readyBlocks(): number {
     return this.#ready;
+  }
+
+  /** The cache node has started anew: nothing counts that it held before. */
+  startOver(epoch: bigint): void {
+    this.epoch = epoch;
+    this.#ready = 0;
+    this.#beyond = [];
   }
 
   /** The tier holds blocks `first`..`end`-1 of the prompt. True: more lie there without a gap than before. */

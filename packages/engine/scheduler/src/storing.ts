@@ -1,7 +1,8 @@
 /**
  * Prompts that were computed for other workers, between their last step and their end: what is left of them is offered to the
  * tier as far as exports have room, and they end when the tier has answered for each. What somebody else is just writing (another
- * request with the same prompt, another engine of that node) is offered again: it is held a few milliseconds later.
+ * request with the same prompt, another engine of that node) is offered again: it is held a few milliseconds later. So is all of it
+ * where the cache node has started anew: it may have lost what it held, and takes nothing whose parent it has not.
  */
 import type { Connector } from './connector.ts';
 import type { Exports } from './exports.ts';
@@ -52,10 +53,12 @@ export class Storing {
   }
 
   /** The tier holds blocks `first`..`end`-1 of what one of them, or one that is computed still, has offered; see `OnSettled`. */
-  settled(request: EngineRequest, first: number, end: number, isBusy: boolean): void {
+  settled(request: EngineRequest, first: number, end: number, isBusy: boolean, epoch: bigint | undefined): void {
     if (request.state === 'finished') return;
     const prefillOnly = request.prefillOnly!;
-    if (prefillOnly.held(first, end)) this.#options.onReady(request, prefillOnly.readyBlocks);
+    this.#checkNode(request);
+    if (epoch === prefillOnly.epoch && prefillOnly.held(first, end))
+      this.#options.onReady(request, prefillOnly.readyBlocks);
     prefillOnly.isBusy ||= isBusy;
     if (prefillOnly.unsettled === 0 && prefillOnly.isBusy) this.#again(request);
     // Not behind the step that runs. Whoever calls may be at work with it.
@@ -100,10 +103,20 @@ export class Storing {
     });
   }
 
+  /** Is it the one that all was offered to? Its blocks may have been let go: then nothing can be offered again. */
+  #checkNode(request: EngineRequest): void {
+    const { epoch } = this.#options.connector;
+    const prefillOnly = request.prefillOnly!;
+    if (epoch === undefined || prefillOnly.epoch === undefined || epoch === prefillOnly.epoch) return;
+    prefillOnly.startOver(epoch);
+    if (request.holdsBlocks) request.offeredBlocks = 0;
+  }
+
   #goOn(request: EngineRequest): void {
     const { connector, exports, release, onPrefilled } = this.#options;
     const prefillOnly = request.prefillOnly!;
     if (prefillOnly.isPaused) return;
+    this.#checkNode(request);
     exports.offer(request);
     if (prefillOnly.unsettled > 0) return;
     // Nothing will come back to exports or the connector, and still there is no room: there never will be.

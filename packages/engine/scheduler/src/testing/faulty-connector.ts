@@ -61,6 +61,8 @@ type Step = () => Promise<StepResult>;
 
 export class FaultyConnector implements Connector {
   attached = true;
+  /** Of the tier's boot. */
+  epoch = 1n;
   storingBlocks = 0;
   storeRoom = Number.POSITIVE_INFINITY;
   /** Content by hash, behind "group:" in groups other than the first. */
