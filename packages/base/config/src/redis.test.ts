@@ -15,6 +15,13 @@ it('needs servers and a budget; the rest has defaults', () => {
 it.each([
   ['an unknown key', { ...least, size: 1 }, 'test: top level: unknown key "size"; correct it and start again'],
   ['a URL of another scheme', { ...least, servers: ['http://a:1'] }, /servers\.0: write redis:\/\/host:port/],
+  ['a URL with a query', { ...least, servers: ['redis://a:1?db=3'] }, /servers\.0: is followed by \? or #/],
+  ['a URL with a fragment', { ...least, servers: ['unix:/run/a#b'] }, /servers\.0: is followed by \? or #/],
+  [
+    'a bare % in a path',
+    { ...least, servers: ['unix:/run/100%'] },
+    /servers\.0: has a % in its path that must be written %25/,
+  ],
   ['no server', { ...least, servers: [] }, /servers: /],
   ['a budget that holds nothing', { ...least, bytes: 1000 }, /bytes: /],
   ['Sentinels without a name', { ...least, mode: 'sentinel' }, /masterName: mode sentinel needs/],

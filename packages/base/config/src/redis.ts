@@ -17,17 +17,35 @@ const server = z
     (text) => URL.canParse(text) && (text.startsWith('unix:') || new URL(text).hostname !== ''),
     `is no URL; ${forms}`,
   )
-  .refine(isDecodable, 'has a % in its user or password that must be written %25');
+  .refine(
+    isWhole,
+    `is followed by ? or # (the database has an option of its own; in a password or a path write %3F and %23); ${forms}`,
+  )
+  .refine(
+    isDecodable(({ username, password }) => username + password),
+    'has a % in its user or password that must be written %25',
+  )
+  .refine(
+    isDecodable(({ pathname }) => pathname),
+    'has a % in its path that must be written %25',
+  );
 
-function isDecodable(text: string): boolean {
+function isWhole(text: string): boolean {
   if (!URL.canParse(text)) return true; // told already
-  const { username, password } = new URL(text);
-  try {
-    decodeURIComponent(username + password);
-    return true;
-  } catch {
-    return false;
-  }
+  const { search, hash } = new URL(text);
+  return search === '' && hash === '';
+}
+
+function isDecodable(partOf: (url: URL) => string): (text: string) => boolean {
+  return (text) => {
+    if (!URL.canParse(text)) return true; // told already
+    try {
+      decodeURIComponent(partOf(new URL(text)));
+      return true;
+    } catch {
+      return false;
+    }
+  };
 }
 
 /** For the namespaces whose digest begins with the policy's name (hex), or for "default". */

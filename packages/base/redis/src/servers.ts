@@ -76,18 +76,22 @@ export function parseServers(settings: RedisServers): ServerAddress[] {
     } catch {
       throw bad(server, 'is not a URL');
     }
-    const decoded = (text: string): string | undefined => {
+    const decoded = (text: string, where = 'user or password'): string | undefined => {
       if (text === '') return undefined;
       try {
         return decodeURIComponent(text);
       } catch {
-        throw bad(server, 'has a % in its user or password that must be written %25');
+        throw bad(server, `has a % in its ${where} that must be written %25`);
       }
     };
     const [username, password] = [decoded(url.username), decoded(url.password)];
+    if (url.search !== '' || url.hash !== '') {
+      const remedy = 'the database has an option of its own; in a password or a path write %3F and %23';
+      throw bad(server, `is followed by ? or # (${remedy})`);
+    }
     if (url.protocol === 'unix:') {
       if (settings.mode !== 'single') throw bad(server, `is a Unix socket, which a ${settings.mode} has not`);
-      return { path: url.pathname, isTls: false, username, password };
+      return { path: decoded(url.pathname, 'path'), isTls: false, username, password };
     }
     if (url.protocol !== 'redis:' && url.protocol !== 'rediss:') throw bad(server, `has the scheme ${url.protocol}`);
     if (url.hostname === '') throw bad(server, 'names no host');
@@ -113,5 +117,5 @@ export function parseServers(settings: RedisServers): ServerAddress[] {
 }
 
 function withoutPassword(server: string): string {
-  return server.replace(/\/\/[^@/]*@/, '//');
+  return server.replace(/\/\/[^@/]*@/, '//').replace(/[?#].*$/, ''); // a query may name one, too
 }

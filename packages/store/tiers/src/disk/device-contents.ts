@@ -11,7 +11,7 @@ import type { DeviceFiles } from './device-files.ts';
 import type { DiskIndex } from './disk-index.ts';
 import { pageBytes, type SegmentUses } from './format.ts';
 import type { DiskTierOptions } from './options.ts';
-import { findSegments, readCheckpoint, recoverContents, segmentName } from './recovery.ts';
+import { type FoundBlock, findSegments, readCheckpoint, recoverContents, segmentName } from './recovery.ts';
 import type { Segment } from './segment.ts';
 import type { SegmentPool } from './segment-pool.ts';
 
@@ -24,6 +24,8 @@ export interface ContentsParts {
   readonly log: DiskTierOptions['log'];
   /** By the life of its segment (`lifeOf`), what was removed and is not marked on the device: page and pages of each. */
   readonly erased: ReadonlyMap<string, readonly number[]>;
+  /** Removed as well: the namespace's key and the hash of each. Grows while the folder is listed. */
+  readonly removed: ReadonlySet<string>;
   /** A block there could not be read: `placeOf`. */
   readonly badPlaces: ReadonlySet<string>;
 }
@@ -58,7 +60,7 @@ export async function takeOver(
     const segment = await pool.adopt(found);
     if (found.generation === 0) continue;
     const uses = known.get(lifeOf(found));
-    const gone = erased.get(lifeOf(found)) ?? [];
+    const gone = [...(erased.get(lifeOf(found)) ?? [])];
     const { sealed, hasFooter, tail } = await list(parts, segment, uses, checkpoint?.tick ?? 0, gone);
     if (!sealed && tail === pageBytes) {
       pool.setFree(segment);
@@ -80,12 +82,13 @@ export async function takeOver(
   return { pool, open, bytes };
 }
 
+/** Adds to `gone` what it finds of removed names. */
 async function list(
-  { dir, files, index, badPlaces }: ContentsParts,
+  { dir, files, index, removed, badPlaces }: ContentsParts,
   segment: Segment,
   known: SegmentUses | undefined,
   tick: number,
-  gone: readonly number[],
+  gone: number[],
 ) {
   const gonePages = new Set(gone.filter((_, at) => at % 2 === 0));
   const namespaces = new Map<Uint8Array, Namespace>();
@@ -96,12 +99,16 @@ async function list(
   return recoverContents(dir, files, segment, (block) => {
     const { page, pages } = block;
     if (gonePages.has(page)) return;
-    if (badPlaces.size > 0 && badPlaces.has(placeOf(segment, page))) return;
     if (namespace === undefined || block.namespace !== digest) {
       digest = block.namespace;
       namespace = namespaces.get(digest) ?? namespaceFromDigest(digest);
       if (namespaces.size < 64) namespaces.set(digest, namespace);
     }
+    if (removed.size > 0 && removed.has(namespace.key + hashOf(block))) {
+      gone.push(page, pages);
+      return;
+    }
+    if (badPlaces.size > 0 && badPlaces.has(placeOf(segment, page))) return;
     while (at < uses.length && uses[at]! < page) at += 2;
     const use = uses[at] === page ? uses[at + 1] : undefined;
     segment.recovered(namespace.key, (page + pages) * pageBytes);
@@ -110,5 +117,8 @@ async function list(
     if (block.hot || (use !== undefined && use % 2 === 1)) index.table.setHot(entry);
   });
 }
+
+const hashOf = ({ words, at, hashBytes }: FoundBlock): string =>
+  Buffer.from(words.buffer, words.byteOffset + 4 * at, hashBytes).toString('latin1');
 
 const compare = (a: number, b: number): number => (a === b ? 0 : a < b ? -1 : 1);

@@ -31,6 +31,8 @@ export interface LifeParts {
   readonly nowMs: () => number;
   /** What a life that ended had removed and not marked yet. */
   readonly erased: ReadonlyMap<string, readonly number[]>;
+  /** Names that were removed since it ended. */
+  readonly removed: ReadonlySet<string>;
   readonly badPlaces: ReadonlySet<string>;
   /** Its segments are being listed. */
   readonly onPool: (pool: SegmentPool) => void;
@@ -44,9 +46,9 @@ const slowestPrepareBytesPerMs = 10_000;
 
 /** @throws KvError IO: the folder cannot be used */
 export async function beginLife(parts: LifeParts): Promise<Life> {
-  const { dir, files, io, index, options, plan, erased, badPlaces, nowMs, onFailure } = parts;
+  const { dir, files, io, index, options, plan, erased, removed, badPlaces, nowMs, onFailure } = parts;
   const { log, onStep } = options;
-  const { pool, open, bytes } = await takeOver({ dir, files, index, log, ...plan, erased, badPlaces }, () => {
+  const { pool, open, bytes } = await takeOver({ dir, files, index, log, ...plan, erased, removed, badPlaces }, () => {
     const made = poolOf(parts);
     parts.onPool(made);
     return made;

@@ -3,7 +3,7 @@
  * that the segments are too small for. Faults are injected where the native queue hands completions over
  * (`native.ioFault`); all behind it is the real path. A full file system is in full-disk.slow.test.ts.
  */
-import { existsSync, readdirSync, renameSync, rmSync } from 'node:fs';
+import { existsSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { native } from '@kvtier/data-plane';
@@ -12,7 +12,6 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { slicing } from '../kit/slices.ts';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
 import type { TierChange } from '../kit/tier.ts';
-import { maxRemovedMeanwhile } from './device.ts';
 import { DiskTier } from './disk-tier.ts';
 import type { DiskTierOptions } from './options.ts';
 
@@ -210,6 +209,27 @@ it('a folder that was removed, and is another node’s by now, is left alone unt
   await tier.close();
 });
 
+it('a folder that was removed, and is nobody’s, is made anew: its device is back without what it held', async () => {
+  const outages: string[] = [];
+  const tier = await open({ onOutOfService: (reason) => void outages.push(reason) });
+  const seen = following(tier);
+  await bench.write(tier, space, names('before', 4), payloadBytes);
+  rmSync(join(bench.dir, 'a'), { recursive: true });
+  // Until its next file cannot be made.
+  for (let i = 0; outages.length === 0; i++) await bench.write(tier, space, names(`until ${i}.`, 20), payloadBytes);
+  await vi.waitUntil(() => tier.stats().inService, patience);
+  expect([outages.length, seen.held.size]).toEqual([1, 0]);
+  const chain = names('after', 4);
+  expect(await bench.write(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'stored'));
+  expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+  await expect(open()).rejects.toThrow(expect.objectContaining({ code: 'LOCKED' }));
+  tier.checkIntegrity();
+  await tier.close();
+  const again = await open();
+  expect(again.stats().blocks).toBe(4);
+  await again.close();
+});
+
 it('what counts as held while its device comes back can be read', async () => {
   const tier = await open();
   const seen = following(tier);
@@ -254,82 +274,6 @@ it('a read that fails while its device comes back keeps it out of service for an
   expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
   tier.checkIntegrity();
   await tier.close();
-});
-
-describe('what is removed while its device is out of service', () => {
-  it.each(['dropped', 'listed again'])(
-    'stays away, where it was being %s: from the device that is back, and from a restart',
-    async (when) => {
-      const tier = await open(two());
-      const chain = names('removed', 200);
-      for (let from = 0; from < 200; from += 8)
-        await bench.write(tier, space, chain.slice(from, from + 8), payloadBytes);
-      const device = tier.devices[0]!;
-      const gone = new Set<HashKey>();
-      const isHeld = (hash: HashKey): boolean => tier.lookup(space, [hash]) === 1;
-      const remove = (hash: HashKey): void => {
-        expect(tier.remove(space, [hash], 'asked')).toBe(1);
-        gone.add(hash);
-      };
-      const { blocks } = slicing;
-      slicing.blocks = 16;
-      try {
-        device.fail(new Error('gone'));
-        if (when === 'dropped') for (const hash of chain.filter(isHeld).filter((_, at) => at % 3 === 0)) remove(hash);
-      } finally {
-        slicing.blocks = blocks;
-      }
-      while (!device.inService) {
-        await nextTurn();
-        if (when === 'dropped' || device.inService || !device.canRead || gone.size > 30) continue;
-        for (const hash of chain.filter(isHeld).slice(0, 3)) remove(hash);
-      }
-      expect(gone.size).toBeGreaterThan(0);
-      const left = chain.filter((hash) => !gone.has(hash));
-      expect(chain.filter(isHeld)).toEqual(left);
-      tier.checkIntegrity();
-      await tier.close();
-      const again = await open(two());
-      expect(chain.filter((hash) => again.lookup(space, [hash]) === 1)).toEqual(left);
-      expect(await bench.read(again, space, left, payloadBytes)).toEqual(left.map(() => 'ready'));
-      await again.close();
-    },
-  );
-
-  it('beyond that bound still stays away if it was listed again by then', async () => {
-    const tier = await open();
-    const chain = names('removed', 200);
-    await bench.write(tier, space, chain, payloadBytes);
-    const [device] = tier.devices;
-    const former = Object.assign(Object.create(null), { id: 1, generation: 1e6, state: 'sealed' });
-    device!.fail(new Error('gone'));
-    for (let page = 0; page < maxRemovedMeanwhile; page++) device!.erase(former, page, 1);
-    let gone: HashKey | undefined;
-    while (!device!.inService) {
-      await nextTurn();
-      if (gone !== undefined || device!.inService || !device!.canRead) continue;
-      gone = chain.find((hash) => tier.lookup(space, [hash]) === 1);
-      if (gone !== undefined) tier.remove(space, [gone], 'asked');
-    }
-    expect(gone).toBeDefined();
-    await tier.close();
-    const again = await open();
-    expect(chain.filter((hash) => again.lookup(space, [hash]) === 0)).toEqual([gone]);
-    await again.close();
-  });
-
-  it('is remembered up to a bound, beyond which it is said, once', async () => {
-    const lines: string[] = [];
-    const log = { ...silentLog, warn: (_: object, line: string) => void lines.push(line) };
-    const tier = await open({ log, retry: { firstMs: 60_000, longestMs: 60_000 } });
-    await bench.write(tier, space, names('few', 2), payloadBytes);
-    const [device] = tier.devices;
-    const [segment] = device!.segments;
-    device!.fail(new Error('gone'));
-    for (let page = 0; page < maxRemovedMeanwhile + 10; page++) device!.erase(segment!, page, 1);
-    expect(lines.filter((line) => line.includes('may come back'))).toHaveLength(1);
-    await tier.close();
-  });
 });
 
 describe('several devices', () => {
@@ -393,8 +337,16 @@ describe('what a device held is dropped in slices', () => {
     const chain = names('striped', 64);
     await Promise.all(chain.map((hash) => bench.write(tier, space, [hash], payloadBytes)));
     const lost = tier.devices[1]!;
-    const away = join(bench.dir, 'away'); // there its folder keeps it out of service for as long as this looks
-    renameSync(lost.dir, away);
+    const away = join(bench.dir, 'away'); // there its folder, with a file in its place, keeps it out for as long as this looks
+    const take = (): void => {
+      renameSync(lost.dir, away);
+      writeFileSync(lost.dir, '');
+    };
+    const giveBack = (): void => {
+      rmSync(lost.dir);
+      renameSync(away, lost.dir);
+    };
+    take();
     lost.fail(new Error('gone'));
     const found = await bench.read(tier, space, chain, payloadBytes);
     const failed = new Set(chain.filter((_, i) => found[i] !== 'ready'));
@@ -402,16 +354,16 @@ describe('what a device held is dropped in slices', () => {
     expect(found.filter((status) => status === 'missing')).toHaveLength(failed.size);
     for (const hash of failed) expect(tier.lookup(space, [hash])).toBe(0);
     expect(seen).toEqual({ cleared: 0, held: new Set(chain.filter((hash) => !failed.has(hash))) });
-    renameSync(away, lost.dir);
+    giveBack();
     await vi.waitUntil(() => lost.inService, patience);
     expect(seen).toEqual({ cleared: 0, held: new Set(chain) });
     expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
-    renameSync(lost.dir, away);
+    take();
     lost.fail(new Error('gone again'));
     const again = await bench.write(tier, space, [...failed], payloadBytes);
     expect(again).toEqual([...failed].map(() => 'stored'));
     expect(await bench.read(tier, space, [...failed], payloadBytes)).toEqual(again.map(() => 'ready'));
-    renameSync(away, lost.dir);
+    giveBack();
     await vi.waitUntil(() => lost.inService, patience);
     expect(seen).toEqual({ cleared: 0, held: new Set(chain) });
     tier.checkIntegrity();

@@ -10,11 +10,12 @@
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
 import { invariant, KvError } from '@kvtier/errors';
+import type { HashKey, Namespace } from '@kvtier/identity';
 import { Watch } from '@kvtier/runtime';
 import type { ReadStatus } from '../kit/tier.ts';
 import type { Appender } from './appender.ts';
 import { writeCheckpoint } from './checkpoint.ts';
-import { lifeOf, placeOf } from './device-contents.ts';
+import { placeOf } from './device-contents.ts';
 import { DeviceFiles } from './device-files.ts';
 import { beginLife, type Life } from './device-life.ts';
 import type { DiskIndex } from './disk-index.ts';
@@ -35,17 +36,18 @@ import {
 import { Patience } from './patience.ts';
 import { isUnreadable, unfinishedSuffix } from './recovery.ts';
 import { reinsertHot } from './reinsertion.ts';
+import { RemovedMeanwhile } from './removed-meanwhile.ts';
 import { Retries } from './retries.ts';
 import type { Segment } from './segment.ts';
 import type { SegmentPool } from './segment-pool.ts';
 
 /** Places that could not be read, remembered so that they are not listed again. */
 const maxBadPlaces = 4096;
-/** Blocks that were removed while their device was out of service, some 20 bytes of memory each. */
-export const maxRemovedMeanwhile = 1 << 16;
 
 export interface DeviceOwner {
   readonly index: DiskIndex;
+  /** Told of it before it lists anything. */
+  onMade(device: DiskDevice): void;
   /** What a verified read ended with; a damaged block is forgotten there. */
   onRead(device: DiskDevice, entry: EntryNumber, result: number): ReadStatus;
   onEvicted(entry: EntryNumber): void;
@@ -70,17 +72,7 @@ export class DiskDevice {
   readonly #lock: FolderLock;
   readonly #timeoutMs: number;
   readonly #badPlaces = new Set<string>();
-  /** What a life that ended had removed and not marked yet (`SegmentPool.erasures`), and what was removed after its end. */
-  #erased: Map<string, number[]> = new Map();
-  /** Of these, how many were removed after its end. */
-  #removedMeanwhile = 0;
-  /** Removed of what recovery has listed: for the life that it begins. */
-  #removedOfNext: {
-    readonly segment: Segment;
-    readonly life: string;
-    readonly page: number;
-    readonly pages: number;
-  }[] = [];
+  readonly #removed: RemovedMeanwhile;
   /** Recovery lists what the folder holds. */
   #isListing = false;
   /** Why what recovery lists cannot be a life: a read of it failed meanwhile. */
@@ -106,11 +98,11 @@ export class DiskDevice {
     owner: DeviceOwner,
   ): Promise<DiskDevice> {
     const device = new DiskDevice(number, place, options, owner);
+    owner.onMade(device);
     try {
       await device.files.run((files) => native.fileFolder(files, place.dir));
       device.#lock.take();
-      device.#life = await device.#recover(true);
-      device.#reason = '';
+      device.#begin(await device.#listed(true));
       return device;
     } catch (error) {
       if (isUnreadable(error)) {
@@ -135,6 +127,8 @@ export class DiskDevice {
     this.#plan = planCapacity(place.capacityBytes, options.segmentBytes);
     this.#timeoutMs = timeoutMs;
     this.#retries = new Retries(() => this.#revive(), retry);
+    const tooMany = 'so many blocks were removed while a device was out of service that others may come back';
+    this.#removed = new RemovedMeanwhile(() => options.log.warn({ dir: place.dir }, tooMany));
     this.#watch = new Watch(Math.max(10, Math.min(1000, timeoutMs / 8)), (nowMs) => this.#look(nowMs));
     this.#checkpointedMs = this.#watch.nowMs();
     const nowMs = (): number => this.#watch.nowMs();
@@ -199,25 +193,12 @@ export class DiskDevice {
   /** What was removed must not come back after a restart, nor with a device that is out of service now. */
   erase(segment: Segment, page: number, pages: number): void {
     if (this.inService) this.#life!.pool.erase(segment, page, pages);
-    else if (!this.#closed) this.#eraseLater(segment, page, pages);
+    else if (!this.#closed) this.#removed.addPlace(segment, page, pages, this.#isListing);
   }
 
-  #eraseLater(segment: Segment, page: number, pages: number): void {
-    if (segment.state === 'free') return;
-    const life = lifeOf(segment);
-    if (this.#isListing && this.#removedOfNext.length < maxRemovedMeanwhile) {
-      this.#removedOfNext.push({ segment, life, page, pages });
-    }
-    if (this.#removedMeanwhile === maxRemovedMeanwhile) return;
-    if (++this.#removedMeanwhile === maxRemovedMeanwhile) {
-      this.#options.log.warn(
-        { dir: this.dir },
-        'so many blocks were removed while a device was out of service that others may come back',
-      );
-    }
-    const others = this.#erased.get(life);
-    if (others === undefined) this.#erased.set(life, [page, pages]);
-    else others.push(page, pages);
+  /** A block was removed, wherever it was listed: a device that is out of service may have a copy of it from before. */
+  eraseCopies(namespace: Namespace, hash: HashKey): void {
+    if (!this.inService && !this.#closed) this.#removed.addName(namespace, hash);
   }
 
   /** A block that the device cannot read: never listed again in this life of its segment. */
@@ -234,8 +215,7 @@ export class DiskDevice {
     this.#owner.onOut(this, this.#reason);
     life?.appender.stop();
     life?.pool.stop(true);
-    this.#erased = life?.pool.erasures() ?? this.#erased;
-    this.#removedMeanwhile = 0;
+    this.#removed.begin(life?.pool.erasures());
     const fields = { dir: this.dir, reason: this.#reason, retryMs: this.#retries.failed() };
     this.#options.log.error(fields, 'a device of the disk tier is out of service; it will be tried again');
   }
@@ -316,28 +296,18 @@ export class DiskDevice {
         this.#owner.index.unregister(segment);
       }
       this.#pool?.segments.clear();
-      this.#removedOfNext = [];
-      this.#failureOfNext = undefined;
-      this.#isListing = true;
-      const life = await this.#recover(false);
+      const life = await this.#listed(false);
       if (this.#closed) return;
-      this.#isListing = false;
       if (this.#failureOfNext !== undefined) {
         life.appender.stop();
         life.pool.stop(true);
         throw this.#failureOfNext;
       }
-      this.#life = life;
-      this.#erased.clear();
-      for (const { segment, life: of, page, pages } of this.#removedOfNext.splice(0)) {
-        if (lifeOf(segment) === of) life.pool.erase(segment, page, pages); // else it was emptied meanwhile
-      }
-      this.#reason = '';
+      this.#begin(life);
       this.#retries.back();
       this.#options.log.warn({ dir: this.dir }, 'a device of the disk tier is back in service');
       this.#owner.onBack(this);
     } catch (error) {
-      this.#isListing = false;
       if (this.#closed) return;
       this.#pool?.stop(true); // what it would write says that the blocks that are dropped now are gone
       this.#owner.index.drop(this.segments, false);
@@ -350,6 +320,7 @@ export class DiskDevice {
   async #probe(): Promise<void> {
     const path = join(this.dir, `probe${unfinishedSuffix}`);
     await this.files.run((files) => native.fileRemove(files, path));
+    if (this.#lock.isGone()) await this.files.run((files) => native.fileFolder(files, this.dir));
     this.#lock.take();
     try {
       await this.files.run((files) => native.filePrepare(files, path, pageBytes));
@@ -360,13 +331,32 @@ export class DiskDevice {
     await this.files.run((files) => native.fileRemove(files, path));
   }
 
+  /** `#recover`, and what comes while it lists is kept. */
+  async #listed(isFirst: boolean): Promise<Life> {
+    this.#removed.listing();
+    this.#failureOfNext = undefined;
+    this.#isListing = true;
+    try {
+      return await this.#recover(isFirst);
+    } finally {
+      this.#isListing = false;
+    }
+  }
+
+  /** In service with a new life. */
+  #begin(life: Life): void {
+    this.#life = life;
+    this.#removed.end(life.pool);
+    this.#reason = '';
+  }
+
   /** A new life on what the folder holds. `isFirst`: space for one segment will do; else for the one that was not there. */
   #recover(isFirst: boolean): Promise<Life> {
     const { number, dir, io, files } = this;
     return beginLife({
       ...{ number, dir, io, files, index: this.#owner.index, options: this.#options, plan: this.#plan, isFirst },
       ...{ room: this.#room, writeRoom: this.#writeRoom, timeoutMs: this.#timeoutMs, nowMs: () => this.#watch.nowMs() },
-      ...{ erased: this.#erased, badPlaces: this.#badPlaces },
+      ...{ erased: this.#removed.places, removed: this.#removed.names, badPlaces: this.#badPlaces },
       onPool: (pool) => {
         this.#pool = pool;
       },

@@ -34,10 +34,16 @@ export class DiskIndex {
   /** The logical clock of recency. */
   #tick = 0;
   readonly #slices = new Slices();
+  readonly #onDisplaced: (segment: Segment, page: number, pages: number) => void;
   /** Drops that have not come to their end. */
   readonly #drops = new Set<Promise<void>>();
   /** Nothing is listed for anybody any more: what drops still have to unlist is not found and not told of. */
   #isCleared = false;
+
+  /** `onDisplaced`: a block is listed elsewhere from now on, and this copy of it must not come back when that one is removed. */
+  constructor(onDisplaced: (segment: Segment, page: number, pages: number) => void = () => {}) {
+    this.#onDisplaced = onDisplaced;
+  }
 
   get count(): number {
     return this.#isCleared ? 0 : this.table.count;
@@ -142,7 +148,10 @@ export class DiskIndex {
     expiresS: number,
   ) {
     const { table } = this;
-    if (before !== noEntry) this.#unlist(before);
+    if (before !== noEntry) {
+      this.#unlist(before);
+      this.#onDisplaced(this.segmentOf(before), table.page(before), table.pages(before));
+    }
     const use = lastUse ?? ++this.#tick;
     this.advance(use);
     const entry = table.add(number, segment.number, page, pages);

@@ -44,7 +44,9 @@ export class DiskTier implements Tier {
   readonly name = 'disk';
   readonly supports = { persistent: true, shared: false, writable: true, evicts: true };
   readonly #options: DiskTierOptions;
-  readonly #index = new DiskIndex();
+  /** By number, from before they list anything. */
+  readonly #made: DiskDevice[] = [];
+  readonly #index = new DiskIndex((segment, page, pages) => this.#made[segment.device]!.erase(segment, page, pages));
   #devices: readonly DiskDevice[] = [];
   /** Writes in flight by namespace and hash, with who else waits for them: one block is not written twice. */
   readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
@@ -59,6 +61,9 @@ export class DiskTier implements Tier {
     const tier = new DiskTier(options);
     const owner = {
       index: tier.#index,
+      onMade: (device: DiskDevice) => {
+        tier.#made[device.number] = device;
+      },
       onRead: (device: DiskDevice, entry: EntryNumber, result: number) => tier.#readEnded(device, entry, result),
       onEvicted: (entry: EntryNumber) => tier.#evicted(entry),
       onOut: (device: DiskDevice, reason: string) => tier.#deviceOut(device, reason),
@@ -183,6 +188,7 @@ export class DiskTier implements Tier {
       const { table } = this.#index;
       if (reason === 'evicted' || this.#closed) continue;
       this.#devices[segment.device]!.erase(segment, table.page(entry), table.pages(entry));
+      for (const device of this.#devices) device.eraseCopies(namespace, hash);
     }
     return count;
   }

@@ -4,9 +4,11 @@
  * Invariant: after `take` the file under that name is the one whose lock is held. Whoever removes the folder takes the name away from the
  * lock, and another node may hold the one that was made in its place.
  */
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
+
+const onAnother = 'lies on another file system than before; mount what was there, or start the node again';
 
 interface Held {
   readonly lock: number;
@@ -23,6 +25,21 @@ export class FolderLock {
   }
 
   /**
+   * The folder that was taken is there no more, and one that is made lies on the same file system. Asks it in this thread, too.
+   * @throws KvError IO: it would lie on another one, as below a mount that has gone
+   */
+  isGone(): boolean {
+    const held = this.#held;
+    if (held === undefined || native.fileIdentity(this.#dir) !== null) return false;
+    let above = dirname(this.#dir);
+    while (native.fileIdentity(above) === null) above = dirname(above);
+    if (native.fileIdentity(above)?.device !== held.device) {
+      throw new KvError('IO', `${this.#dir}: is gone, and its place ${onAnother}`);
+    }
+    return true;
+  }
+
+  /**
    * Again, after an outage, of the folder that is there now. Of a device that answers: it asks the file system in this thread.
    * @throws KvError LOCKED: another one has it; IO: the folder lies on another file system than before
    */
@@ -33,8 +50,7 @@ export class FolderLock {
       const now = native.fileIdentity(path);
       if (now?.inode === held.inode && now.device === held.device) return;
       if (native.fileIdentity(this.#dir)?.device !== held.device) {
-        const remedy = 'mount what was there, or start the node again';
-        throw new KvError('IO', `${this.#dir}: lies on another file system than before; ${remedy}`);
+        throw new KvError('IO', `${this.#dir}: ${onAnother}`);
       }
     }
     const lock = locked(path);
