@@ -79,6 +79,7 @@ function load(over: RedisTier): () => Promise<Map<string, number>> {
 
 const isBack = (): boolean => tier!.stats().inService;
 const isOut = (): boolean => !tier!.stats().inService;
+const partitionsOut = (): number => tier!.stats().detail!.partitions_out!;
 const areStored = async (): Promise<boolean> =>
   (await bench.write(tier!, space, chain, payloadBytes)).every((status) => status === 'stored' || status === 'held');
 const areReady = async (): Promise<boolean> =>
@@ -215,9 +216,9 @@ const survives = async (victim: RedisServer): Promise<void> => {
   const stop = load(tier!);
   await until(() => tier!.stats().blocks > 20, 'some load');
   await victim.kill();
-  await until(isOut, 'out of service');
+  await until(() => partitionsOut() > 0, 'out of service, with the partitions that it has');
   try {
-    await until(isBack, 'the failover');
+    await until(() => isBack() && partitionsOut() === 0, 'the failover');
   } catch (error) {
     throw new Error(`${(error as Error).message}: ${tier!.stats().outOfServiceReason}`);
   }
@@ -334,7 +335,8 @@ describe('a Cluster without replicas', () => {
         return (await source.cli('info', 'errorstats')).includes('errorstat_TRYAGAIN');
       }, 'a script that the slot’s move concerns');
       expect(await bench.read(follower, space, many, payloadBytes)).toEqual(all('ready'));
-      for (const each of [tier, follower]) expect(each.stats().inService).toBe(true);
+      for (const each of [tier, follower])
+        expect(each.stats()).toMatchObject({ inService: true, outOfServiceReason: '' });
       await moving.end();
 
       const isReady = async (hashes: typeof many): Promise<boolean> =>

@@ -76,7 +76,7 @@ export interface TierStats {
   readonly corrupt: number;
   readonly refused: number;
   readonly inService: boolean;
-  /** Also of one in service: why it takes no writes. "": all is well. */
+  /** Also of one in service: why it takes no writes, or what part of it is out. "": all is well. */
   readonly outOfServiceReason: string;
   /** Numbers that only this kind of tier has, by metric name ("saved_bytes"). */
   readonly detail?: Readonly<Record<string, number>>;

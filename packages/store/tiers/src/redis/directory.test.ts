@@ -1,11 +1,12 @@
 /** News that come many together: what else there is to do has its turns between them. */
+import { KvError } from '@kvtier/errors';
 import { expect, it } from 'vitest';
 import { hashNamed, namespaceNamed } from '../kit/testing/objects.ts';
 import { Directory, fieldOf } from './directory.ts';
 import type { Partition, RedisCommands } from './redis-commands.ts';
 import { RedisIndex } from './redis-index.ts';
 import type { Reply } from './replies.ts';
-import { openScript, pollScript, type Script } from './scripts.ts';
+import { openScript, pollScript, type Script, touchScript } from './scripts.ts';
 
 const space = namespaceNamed('one');
 const hashes = Array.from({ length: 50_000 }, (_, i) => hashNamed(i));
@@ -59,6 +60,35 @@ it('a server that is lost between two turns: nothing more of its news is told', 
   await expect(directory.poll()).rejects.toMatchObject({ code: 'CANCELLED' });
   expect(left).toBeGreaterThan(0);
   expect(index.count).toBe(left);
+});
+
+it('of one that has ended nothing is asked before it is opened anew, and what was asked before says nothing', async () => {
+  const state = (number: number): Reply => [Buffer.from('epoch'), 0, 1 << 20, number, 1_000_000, 1];
+  const answers: ((error?: Error) => void)[] = [];
+  const asked: Script[] = [];
+  const run = (script: Script): Promise<Reply> => {
+    asked.push(script);
+    if (script === openScript) return Promise.resolve([Buffer.from('ok'), state(0), Buffer.from('')]);
+    if (script !== touchScript) return Promise.resolve([state(0)]);
+    return new Promise((resolve, reject) => {
+      answers.push((error) => (error === undefined ? resolve([state(0)]) : reject(error)));
+    });
+  };
+  const directory = new Directory(partition, { run } as unknown as RedisCommands, new RedisIndex(), 'ours');
+  const cancelled = { code: 'CANCELLED' };
+  await expect(directory.touch([])).rejects.toMatchObject(cancelled);
+  await directory.open(1, 1 << 20);
+  const [early, late] = [directory.touch([]), directory.touch([])];
+  directory.end();
+  asked.length = 0;
+  await expect(directory.poll()).rejects.toMatchObject(cancelled);
+  expect([asked, directory.isOpen]).toEqual([[], false]);
+  await directory.open(1, 1 << 20);
+  answers[0]!();
+  answers[1]!(new KvError('IO', 'redis: Command timed out', { retry: true }));
+  await expect(early).rejects.toMatchObject(cancelled);
+  await expect(late).rejects.toMatchObject(cancelled);
+  expect(directory.isOpen).toBe(true);
 });
 
 it('an event that cannot be read ends a poll behind those before it: each is read in its turn', async () => {

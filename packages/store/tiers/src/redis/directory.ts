@@ -103,8 +103,9 @@ export class Directory {
   /** Of these, those that the server refused to remove: entries and names. */
   readonly #refused: Listed[] = [];
   #epoch = '';
-  /** Grows when the tier loses its server: a reply to what was asked before says nothing any more. */
+  /** Grows when the partition loses its server: a reply to what was asked before says nothing any more. */
   #life = 0;
+  #isOpen = false;
   #lastEvent = 0;
   /** Its whole id on the server; '': not known yet. */
   #lastId = '';
@@ -137,7 +138,7 @@ export class Directory {
     for (let attempt = 0; attempt < 100; attempt++) {
       const fresh = randomBytes(12).toString('base64url');
       const { status, epoch, opened } = parseOpened(
-        await this.#run(openScript, [partitionCount, capacityBytes, fresh, create]),
+        await this.#ask(openScript, [partitionCount, capacityBytes, fresh, create]),
       );
       if (status.startsWith('foreign')) {
         throw new KvError('CONFIG', `redis: ${status.slice(9)}; choose another keyPrefix, or remove that key`);
@@ -155,6 +156,7 @@ export class Directory {
       this.#lastId = opened.lastId;
       if (this.usedBytes > this.capacityBytes) continue;
       await this.#measureClock();
+      this.#isOpen = true;
       return create === '1';
     }
     throw new KvError('IO', 'redis: the directory could not be brought within its budget', { retry: true });
@@ -306,14 +308,28 @@ export class Directory {
     );
   }
 
-  /** The server is lost: replies still to come are no news. */
+  /** The server is lost: replies still to come are no news, and nothing is asked before it is opened anew. */
   end(): void {
     this.#life++;
+    this.#isOpen = false;
+  }
+
+  /** From `open` to `end`. */
+  get isOpen(): boolean {
+    return this.#isOpen;
   }
 
   async #run(script: Script, args: readonly (string | number | Buffer)[]): Promise<Reply> {
+    if (!this.#isOpen) throw lostMeanwhile();
+    return await this.#ask(script, args);
+  }
+
+  async #ask(script: Script, args: readonly (string | number | Buffer)[]): Promise<Reply> {
     const life = this.#life;
-    const reply = await this.#commands.run(script, this.partition, args);
+    const reply = await this.#commands.run(script, this.partition, args).catch((error: unknown) => {
+      // How it failed says nothing of the server that there is now.
+      throw life === this.#life ? error : lostMeanwhile();
+    });
     if (life !== this.#life) throw lostMeanwhile();
     return reply;
   }
@@ -323,7 +339,7 @@ export class Directory {
    * a directory meanwhile, whose values must stay.
    */
   async #sweepOrphans(epoch: string): Promise<boolean> {
-    await this.#run(resetScript, [epoch]);
+    await this.#ask(resetScript, [epoch]);
     const pattern = `${this.partition.base.replaceAll(/[*?[\]\\]/g, '\\$&')}v:*`;
     let cursor = '0';
     let pages = 0;
@@ -333,7 +349,7 @@ export class Directory {
       const { cursor: next, found } = parsePage(await this.#commands.command(this.partition, 'SCAN', args));
       cursor = next;
       for (let at = 0; at < found.length; at += scanKeys) {
-        if ((await this.#run(orphansScript, found.slice(at, at + scanKeys))) !== 1) return false;
+        if ((await this.#ask(orphansScript, found.slice(at, at + scanKeys))) !== 1) return false;
       }
     } while (cursor !== '0');
     return true;
@@ -345,7 +361,7 @@ export class Directory {
     let offsetUs = 0;
     for (let attempt = 0; attempt < clockAttempts; attempt++) {
       const startUs = performance.now() * 1000;
-      const { clockUs } = parseDone(await this.#run(clockScript, []));
+      const { clockUs } = parseDone(await this.#ask(clockScript, []));
       const tookUs = performance.now() * 1000 - startUs;
       if (tookUs >= bestUs) continue;
       bestUs = tookUs;

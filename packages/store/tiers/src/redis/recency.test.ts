@@ -17,8 +17,10 @@ function recencyWith(answer: () => Promise<void>) {
     for (const { usedUs } of uses) times.push(usedUs);
     return answer();
   };
-  const service = { reachable: true, directories: [{ touch }] };
-  return { recency: new ServerRecency(index, service as unknown as RedisService), times, service };
+  const failed: unknown[][] = [];
+  const commandFailed = (...told: unknown[]): void => void failed.push(told);
+  const service = { reachable: true, directories: [{ touch }], commandFailed };
+  return { recency: new ServerRecency(index, service as unknown as RedisService), times, service, failed };
 }
 
 const turn = (): Promise<void> => new Promise((resolve) => void setImmediate(resolve));
@@ -47,13 +49,15 @@ it('few are sent at once, also by who comes after many', async () => {
   expect(times.length).toBe(chain.length + 100);
 });
 
-it('what a server refuses is told when all is sent', async () => {
+it('what a server refuses is told of its partition, and the rest is sent', async () => {
   let batches = 0;
-  const { recency, times } = recencyWith(async () => {
-    if (++batches === 1) throw new Error('refused');
+  const refusal = new Error('refused');
+  const { recency, times, service, failed } = recencyWith(async () => {
+    if (++batches === 1) throw refusal;
   });
   recency.touch(space, chain);
-  await expect(recency.flush().known).rejects.toThrow('refused');
+  await recency.flush().known;
+  expect(failed).toEqual([[refusal, service.directories[0]]]);
   expect(times.length).toBe(chain.length);
 });
 

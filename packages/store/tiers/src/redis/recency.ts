@@ -6,8 +6,9 @@
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { fieldOf } from './directory.ts';
+import { partitionOf } from './partitions.ts';
 import type { RedisIndex } from './redis-index.ts';
-import { partitionOf, type RedisService } from './service.ts';
+import type { RedisService } from './service.ts';
 
 const maxWaiting = 65_536;
 const batchUses = 512;
@@ -21,7 +22,7 @@ interface Use {
   readonly usedUs: number;
 }
 
-/** `sent`: when all is on its way, in the order of its use; undefined: it is now. `known`: when the servers have said so. */
+/** `sent`: when all is on its way, in the order of its use; undefined: it is now. `known`: when the servers have said so, or refused. */
 interface Flush {
   readonly sent: Promise<void> | undefined;
   readonly known: Promise<void>;
@@ -85,9 +86,7 @@ export class ServerRecency {
       this.#flushing = undefined;
       if (this.#waiting.size > 0) this.#flushLater();
     })();
-    const known = sent.then(all);
-    known.catch(() => {}); // whoever asked for it looks at it when all is sent
-    this.#flushing = { sent, known };
+    this.#flushing = { sent, known: sent.then(all) };
     return this.#flushing;
   }
 
@@ -104,9 +103,10 @@ export class ServerRecency {
     }
     for (const [number, uses] of batches.entries()) {
       for (let at = 0; at < uses.length; at += batchUses) {
-        const answer = directories[number]!.touch(uses.slice(at, at + batchUses));
-        answer.catch(() => {}); // told when all is sent
-        answers.push(answer);
+        const directory = directories[number]!;
+        // Whoever stores in another partition waits for none of it.
+        const told = directory.touch(uses.slice(at, at + batchUses));
+        answers.push(told.catch((error: unknown) => this.#service.commandFailed(error, directory)));
       }
     }
   }
@@ -129,7 +129,7 @@ export class ServerRecency {
 
   #flushLater(): void {
     this.#timer ??= setTimeout(() => {
-      this.flush().known.catch((error: unknown) => this.#service.commandFailed(error));
+      this.flush();
     }, flushMs);
   }
 }

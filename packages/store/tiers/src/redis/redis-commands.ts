@@ -56,12 +56,18 @@ export class RedisCommands {
     return this.#client.ready(limitMs);
   }
 
-  /** Has every server know the scripts, so that calling one is one round trip. */
+  /** Has every server know the scripts, so that calling one is one round trip. One of a Cluster that is gone learns them when they are called. */
   async loadScripts(): Promise<void> {
+    const isCluster = this.#settings.mode === 'cluster';
+    const loadAt = async (server: Redis): Promise<void> => {
+      try {
+        for (const { lua } of allScripts) await this.#client.ask(() => server.call('SCRIPT', 'LOAD', lua));
+      } catch (error) {
+        if (!isCluster || !(error instanceof KvError) || !error.retry) throw error;
+      }
+    };
     const servers = this.#client.now((client) => (client instanceof Cluster ? client.nodes('master') : [client]));
-    for (const server of servers) {
-      for (const { lua } of allScripts) await this.#client.ask(() => server.call('SCRIPT', 'LOAD', lua));
-    }
+    await Promise.all(servers.map(loadAt));
   }
 
   /** KvError IO (retry) when the server does not do it in time. */
@@ -99,6 +105,13 @@ export class RedisCommands {
     this.#client.reset();
   }
 
+  /** The same with the one server of a Cluster that has a partition. */
+  resetServer(partition: Partition): void {
+    this.#client.now((client) => {
+      if (client instanceof Cluster) this.#nodeOf(client, partition)?.disconnect();
+    });
+  }
+
   /** For connections of our own. */
   get login(): RedisLogin {
     return this.#client.login;
@@ -109,17 +122,31 @@ export class RedisCommands {
     this.#client.now((client) => (client instanceof Cluster ? client.refreshSlotsCache(() => {}) : undefined));
   }
 
+  /** Ask the cluster anew which server has what; at its end, well or not, what is known is as new as it can be. */
+  async topologyRefreshed(): Promise<void> {
+    const refresh = (client: Redis | Cluster): Promise<void> =>
+      new Promise((resolve) => {
+        if (client instanceof Cluster) client.refreshSlotsCache(() => resolve());
+        else resolve();
+      });
+    await this.#client.ask(refresh).catch(() => {}); // who is asked next says why
+  }
+
   close(): void {
     this.#client.close();
   }
 
   #serverIn(client: Redis | Cluster, partition: Partition): Redis {
     if (!(client instanceof Cluster)) return client;
-    const name = client.slots[partition.slot]?.[0];
-    const server = client.nodes('master').find((node) => `${node.options.host}:${node.options.port}` === name);
+    const server = this.#nodeOf(client, partition);
     if (server === undefined)
       throw new KvError('IO', `redis: no server has slot ${partition.slot} now`, { retry: true });
     return server;
+  }
+
+  #nodeOf(client: Cluster, partition: Partition): Redis | undefined {
+    const name = client.slots[partition.slot]?.[0];
+    return client.nodes('master').find((node) => `${node.options.host}:${node.options.port}` === name);
   }
 }
 

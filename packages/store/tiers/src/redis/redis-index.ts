@@ -4,8 +4,12 @@
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
+import { SliceTimer } from '@kvtier/runtime';
 import { Followers, pagesOfMap } from '../kit/followers.ts';
 import type { Following, TierChange } from '../kit/tier.ts';
+
+/** Looked at between two looks at the time. */
+const sliceBlocks = 256;
 
 export interface IndexEntry {
   /** "bytes partBytes valueId", as the directory has it; another text is another value. */
@@ -67,6 +71,26 @@ export class RedisIndex {
     return true;
   }
 
+  /** Those with such a hash are held no more: a slice of them a turn. */
+  async removeAll(isGone: (hash: HashKey) => boolean): Promise<void> {
+    const timer = new SliceTimer();
+    for (const [key, space] of this.#spaces) {
+      let looked = 0;
+      let gone: HashKey[] = [];
+      for (const hash of space.blocks.keys()) {
+        if (isGone(hash)) gone.push(hash);
+        if (++looked % sliceBlocks > 0) continue;
+        this.#removeSome(space, gone);
+        gone = [];
+        if (!timer.due) continue;
+        await timer.next();
+        // Dropped as a whole meanwhile.
+        if (this.#spaces.get(key) !== space) break;
+      }
+      this.#removeSome(space, gone);
+    }
+  }
+
   clear(): void {
     this.#spaces.clear();
     this.#count = 0;
@@ -87,6 +111,14 @@ export class RedisIndex {
         ({ namespace }) => namespace,
       ),
     );
+  }
+
+  #removeSome({ namespace, blocks }: Space, hashes: readonly HashKey[]): void {
+    if (hashes.length === 0) return;
+    for (const hash of hashes) blocks.delete(hash);
+    if (blocks.size === 0) this.#spaces.delete(namespace.key);
+    this.#count -= hashes.length;
+    this.#followers.removed(namespace, hashes);
   }
 
   checkIntegrity(): void {

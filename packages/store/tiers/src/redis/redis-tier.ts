@@ -28,10 +28,11 @@ import type {
   WriteStatus,
 } from '../kit/tier.ts';
 import type { Answer, Commitment, Directory, Reservation } from './directory.ts';
+import { partitionOf } from './partitions.ts';
 import { ServerRecency } from './recency.ts';
 import { RedisIndex } from './redis-index.ts';
 import { maxParts, parseEntry } from './replies.ts';
-import { partitionOf, RedisService } from './service.ts';
+import { RedisService } from './service.ts';
 import { policyOf, type RedisTierOptions } from './settings.ts';
 import type { Value, ValueResult } from './values.ts';
 import { WriteBatches } from './write-batches.ts';
@@ -129,14 +130,14 @@ export class RedisTier implements Tier {
             });
           }),
         );
-      } else if (this.#service.inService && policy.readOnly !== true) {
+      } else if (this.#service.isIn(this.#directoryOf(hash)) && policy.readOnly !== true) {
         const tell = (answer: Answer): void => {
           statuses[index] = answer === 'done' ? 'stored' : answer;
         };
         const job = this.#jobOf(key, hash, slot, tell);
         if (!this.#admit(job.bytes)) continue;
         this.#writing.set(key, []);
-        const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)]!;
+        const directory = this.#directoryOf(hash);
         const list = jobs.get(directory);
         if (list === undefined) jobs.set(directory, [job]);
         else list.push(job);
@@ -160,7 +161,7 @@ export class RedisTier implements Tier {
   }
 
   remove(namespace: Namespace, hashes: readonly HashKey[], reason: RemoveReason): number {
-    const gone = new Map<Directory | undefined, { hash: HashKey; text: string }[]>();
+    const gone = new Map<Directory, { hash: HashKey; text: string }[]>();
     let count = 0;
     for (const hash of hashes) {
       const entry = this.#index.get(namespace, hash);
@@ -172,14 +173,15 @@ export class RedisTier implements Tier {
       // Others may know it as it is: it is unlisted here alone, or this node would say that it is held, and make its name nowhere. Told of
       // it anew, this node lists it until it is read again.
       if (reason === 'misfit') continue;
-      const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)];
+      const directory = this.#directoryOf(hash);
       const list = gone.get(directory);
       if (list === undefined) gone.set(directory, [{ hash, text: entry.text }]);
       else list.push({ hash, text: entry.text });
     }
     for (const [directory, list] of gone) {
-      if (directory === undefined || !this.#service.reachable) continue;
-      void this.#track(directory.remove(namespace, list).catch((error: unknown) => this.#service.commandFailed(error)));
+      if (!this.#service.reachable || !directory.isOpen) continue;
+      const removed = directory.remove(namespace, list);
+      void this.#track(removed.catch((error: unknown) => this.#service.commandFailed(error, directory)));
     }
     return count;
   }
@@ -193,7 +195,7 @@ export class RedisTier implements Tier {
   }
 
   stats(): TierStats {
-    const { directories, inService, outOfServiceReason, connectionsLost } = this.#service;
+    const { directories, inService, outOfServiceReason, connectionsLost, partitionsOut } = this.#service;
     const sum = (of: (directory: Directory) => number): number => directories.reduce((all, each) => all + of(each), 0);
     return {
       tier: this.name,
@@ -205,6 +207,7 @@ export class RedisTier implements Tier {
       outOfServiceReason,
       detail: {
         ...this.#detail,
+        partitions_out: partitionsOut,
         connections_lost: connectionsLost,
         touches_dropped: this.#recency.dropped,
         nonsense: sum(({ nonsense }) => nonsense),
@@ -219,7 +222,7 @@ export class RedisTier implements Tier {
 
   async close(): Promise<void> {
     await Promise.all(this.#inFlight);
-    await this.#recency.flush().known.catch(() => {}); // recency only
+    await this.#recency.flush().known;
     await this.#service.close();
   }
 
@@ -230,6 +233,11 @@ export class RedisTier implements Tier {
     };
     promise.then(done, done);
     return promise;
+  }
+
+  #directoryOf(hash: HashKey): Directory {
+    const { directories } = this.#service;
+    return directories[partitionOf(hash, directories.length)]!;
   }
 
   #jobOf(key: string, hash: HashKey, slot: number, tell: Job['tell']): Job {
@@ -255,9 +263,9 @@ export class RedisTier implements Tier {
   async #writeBatch(namespace: Namespace, directory: Directory, jobs: readonly Job[]): Promise<void> {
     let answers: readonly Answer[] = jobs.map(() => 'refused');
     try {
-      if (this.#service.inService) answers = await this.#store(namespace, directory, jobs);
+      if (this.#service.isIn(directory)) answers = await this.#store(namespace, directory, jobs);
     } catch (error) {
-      this.#service.commandFailed(error);
+      this.#service.commandFailed(error, directory);
     }
     for (const [i, job] of jobs.entries()) {
       const answer = answers[i]!;
@@ -273,13 +281,13 @@ export class RedisTier implements Tier {
     const { settings, onStep, leaseMs, clock = systemClock } = this.#options;
     const { partBytes } = settings;
     const policy = policyOf(settings.policies, namespace);
-    const { sent, known } = this.#recency.flush(); // sent before the reservation, which evicts by it
+    const { sent } = this.#recency.flush(); // sent before the reservation, which evicts by it
     if (sent !== undefined) {
       await sent;
-      if (!this.#service.inService) return jobs.map(() => 'refused');
+      if (!this.#service.isIn(directory)) return jobs.map(() => 'refused');
     }
     const terms = { leaseMs: leaseMs ?? defaultLeaseMs, partBytes, share: policy.maxShare };
-    const [{ answers, evicted }] = await Promise.all([directory.reserve(namespace, jobs, terms), known]);
+    const { answers, evicted } = await directory.reserve(namespace, jobs, terms);
     this.#counts.evictions += evicted;
     onStep?.('redis.write.reserved');
     const roomy = jobs.filter((_, i) => answers[i] === 'done');
@@ -318,6 +326,13 @@ export class RedisTier implements Tier {
         onDone(index, 'missing');
         continue;
       }
+      const directory = this.#directoryOf(hash);
+      // Its partition is out, and all of it is about to be unlisted.
+      if (!directory.isOpen) {
+        this.#index.remove(namespace, hash);
+        onDone(index, 'missing');
+        continue;
+      }
       const { text } = entry;
       const { bytes, partBytes, id } = parseEntry(text)!; // the index has no other
       if (bytes > this.#options.slots.slotBytesOf(slot)) {
@@ -325,7 +340,6 @@ export class RedisTier implements Tier {
         onDone(index, 'missing');
         continue;
       }
-      const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)]!;
       const list = wanted.get(directory);
       const value = { index, text, bytes, partBytes, id, hash, slot };
       if (list === undefined) wanted.set(directory, [value]);

@@ -1,34 +1,27 @@
-/** Can these servers hold the budget? From INFO memory. A budget above their maxmemory is KvError CONFIG. */
+/** Can a server hold its share of the budget? From INFO memory. More than its maxmemory is KvError CONFIG. */
 import { KvError } from '@kvtier/errors';
 import type { Partition, RedisCommands } from './redis-commands.ts';
 import type { RedisSettings } from './settings.ts';
 
-/** Returns a warning, or "". */
-export async function checkServers(
+/** The server of this partition, which may have others of `all`. Returns a warning, or "". */
+export async function checkServer(
   commands: RedisCommands,
-  partitions: readonly Partition[],
+  partition: Partition,
+  all: readonly Partition[],
   settings: RedisSettings,
 ): Promise<string> {
-  // Partitions by server: each holds its share of the budget.
-  const servers = new Map<string, Partition[]>();
-  for (const partition of partitions) {
-    const name = commands.address(partition)?.name ?? '';
-    servers.set(name, [...(servers.get(name) ?? []), partition]);
+  const name = commands.address(partition)?.name ?? '';
+  const info = String(await commands.command(partition, 'INFO', ['memory']));
+  const maxBytes = Number(/^maxmemory:(\d+)/m.exec(info)?.[1] ?? 0);
+  const policy = /^maxmemory_policy:(\S+)/m.exec(info)?.[1] ?? 'noeviction';
+  const held = all.filter((each) => (commands.address(each)?.name ?? '') === name).length;
+  const shareBytes = Math.floor((settings.bytes * held) / all.length);
+  if (maxBytes === 0) return '';
+  if (shareBytes > maxBytes) {
+    throw new KvError(
+      'CONFIG',
+      `redis: ${shareBytes} bytes of budget at ${name}, whose maxmemory is ${maxBytes}; lower bytes or raise maxmemory`,
+    );
   }
-  let warning = '';
-  for (const [name, held] of servers) {
-    const info = String(await commands.command(held[0]!, 'INFO', ['memory']));
-    const maxBytes = Number(/^maxmemory:(\d+)/m.exec(info)?.[1] ?? 0);
-    const policy = /^maxmemory_policy:(\S+)/m.exec(info)?.[1] ?? 'noeviction';
-    const shareBytes = Math.floor((settings.bytes * held.length) / partitions.length);
-    if (maxBytes === 0) continue;
-    if (shareBytes > maxBytes) {
-      throw new KvError(
-        'CONFIG',
-        `redis: ${shareBytes} bytes of budget at ${name}, whose maxmemory is ${maxBytes}; lower bytes or raise maxmemory`,
-      );
-    }
-    if (policy !== 'noeviction') warning = `${name} has maxmemory-policy ${policy}; noeviction lets kvtier decide`;
-  }
-  return warning;
+  return policy === 'noeviction' ? '' : `${name} has maxmemory-policy ${policy}; noeviction lets kvtier decide`;
 }

@@ -1,17 +1,16 @@
 /**
- * The tier's life with its servers: connect, list, follow; out of service when the world breaks them, back with a backoff.
+ * The tier's life with its servers: connect, list, follow; out of service when the world breaks them, back with a backoff. In a Cluster
+ * it is out when all its partitions are; a single one goes and comes back by itself.
  *
  *     starting ──▶ listing ──▶ in service ──(lost, timeout, no ledger)──▶ out ──backoff──▶ listing ...
  *
  * Invariant: out of service the index is empty and no connection for values exists, so that nothing can arrive in a slot.
  */
 import { invariant, KvError } from '@kvtier/errors';
-import type { HashKey } from '@kvtier/identity';
-import { asRedisError } from '@kvtier/redis';
 import { Directory } from './directory.ts';
+import { Partitions } from './partitions.ts';
 import { RedisCommands } from './redis-commands.ts';
 import type { RedisIndex } from './redis-index.ts';
-import { checkServers } from './server-check.ts';
 import type { RedisTierOptions } from './settings.ts';
 import { Values } from './values.ts';
 
@@ -20,16 +19,6 @@ type State = 'starting' | 'listing' | 'in' | 'out' | 'closed';
 const defaultPollMs = 200;
 const firstBackoffMs = 100;
 const maxBackoffMs = 5000;
-const progressEntries = 100_000;
-
-/** The same at every node: hashes are evenly spread in themselves. */
-export function partitionOf(hash: HashKey, count: number): number {
-  if (count === 1) return 0;
-  return (
-    (((hash.charCodeAt(4) << 24) | (hash.charCodeAt(5) << 16) | (hash.charCodeAt(6) << 8) | hash.charCodeAt(7)) >>> 0) %
-    count
-  );
-}
 
 /** The last three: a slot of a Cluster moves, sent here and there meanwhile, and with it one partition; the others go on. */
 const isOfOneCommand = /\b(OOM|MISCONF|NOREPLICAS|TRYAGAIN|redirections\. Last error: \w+: (MOVED|ASK))\b/;
@@ -40,6 +29,7 @@ export class RedisService {
   readonly #commands: RedisCommands;
   readonly values: Values;
   readonly directories: readonly Directory[];
+  readonly #partitions: Partitions;
   #state: State = 'starting';
   #reason = 'starting';
   #timer: NodeJS.Timeout | undefined;
@@ -47,6 +37,12 @@ export class RedisService {
   /** Grows with every loss: what began before it is over. */
   #life = 0;
   #busy: Promise<void> = Promise.resolve();
+  #entering: Promise<void> = Promise.resolve();
+  /** Partitions that are out are tried again. */
+  #mendTimer: NodeJS.Timeout | undefined;
+  #mendBackoffMs = firstBackoffMs;
+  #isMending = false;
+  #mending: Promise<void> = Promise.resolve();
   /** Why the server last refused a command that it may take later. */
   #refusal = '';
   connectionsLost = 0;
@@ -61,6 +57,7 @@ export class RedisService {
       if (this.#state === 'in') options.log.warn({ tier: 'redis', reason: line }, 'a transfer broke');
     });
     this.directories = this.#commands.partitions().map((each) => new Directory(each, this.#commands, index, node));
+    this.#partitions = new Partitions(options, index, this.#commands, this.values, this.directories);
   }
 
   get inService(): boolean {
@@ -72,8 +69,18 @@ export class RedisService {
     return this.#state === 'in' || this.#state === 'listing';
   }
 
+  /** In service, and so is this partition. */
+  isIn(directory: Directory): boolean {
+    return this.#state === 'in' && this.#partitions.isIn(directory);
+  }
+
+  /** Of the tier, or of those of its partitions that are out while it is in service. */
   get outOfServiceReason(): string {
-    return this.#state === 'in' ? '' : this.#reason;
+    return this.#state === 'in' ? this.#partitions.reason : this.#reason;
+  }
+
+  get partitionsOut(): number {
+    return this.#partitions.outCount;
   }
 
   /** The first time: what cannot work is thrown. */
@@ -97,8 +104,8 @@ export class RedisService {
     this.#later(this.#backoffMs, () => this.#recover());
   }
 
-  /** A command did not end well: some reasons are about that command alone. */
-  commandFailed(error: unknown): void {
+  /** A command of a partition did not end well: some reasons are about that command alone. */
+  commandFailed(error: unknown, directory: Directory): void {
     if (!(error instanceof KvError)) throw error;
     if (error.code === 'CANCELLED') return;
     if (isOfOneCommand.test(error.message)) {
@@ -109,7 +116,8 @@ export class RedisService {
       }
       return;
     }
-    this.fail(error.message);
+    if (this.#options.settings.mode === 'cluster') this.#partitionFailed(directory, error);
+    else this.fail(error.message);
   }
 
   async close(): Promise<void> {
@@ -117,9 +125,12 @@ export class RedisService {
     this.#reason = 'closed';
     this.#life++;
     clearTimeout(this.#timer);
+    clearTimeout(this.#mendTimer);
+    this.#partitions.endAll('closed');
     this.values.close();
     this.#commands.close();
-    await this.#busy;
+    await Promise.all([this.#busy, this.#mending, this.#entering.catch(() => {})]); // who began it was told
+    await this.#partitions.close();
   }
 
   checkIntegrity(): void {
@@ -135,81 +146,112 @@ export class RedisService {
     this.#state = 'out';
     this.#reason = reason;
     this.#life++;
-    for (const directory of this.directories) directory.end();
+    clearTimeout(this.#mendTimer);
+    this.#mendTimer = undefined;
+    this.#partitions.endAll(reason);
     this.values.disconnect(reason);
     this.#commands.reset();
     this.#index.clear();
   }
 
-  async #enter(): Promise<void> {
+  /** A server of a Cluster: what it has is out, and the rest goes on. */
+  #partitionFailed(directory: Directory, error: KvError): void {
+    const { log } = this.#options;
+    // While all is listed, its own listing tells.
+    if (!this.isIn(directory)) return;
+    const { base } = directory.partition;
+    this.#partitions.leave(directory, error);
+    if (this.#partitions.outCount === this.directories.length) {
+      this.fail(error.message);
+      return;
+    }
+    log.warn({ tier: 'redis', base, reason: error.message }, 'a partition is out of service');
+    this.#mendBackoffMs = firstBackoffMs;
+    this.#mendLater();
+  }
+
+  /** One at a time: what was begun before a loss ends soon, as all that it had opened has ended. */
+  #enter(): Promise<void> {
+    const before = Promise.allSettled([this.#entering, this.#mending]);
+    this.#entering = before.then(() => this.#enterNow());
+    return this.#entering;
+  }
+
+  async #enterNow(): Promise<void> {
     const { settings, log } = this.#options;
     const life = this.#life;
     await this.#commands.ready(settings.timeLimitMs);
-    const warning = await checkServers(
-      this.#commands,
-      this.directories.map(({ partition }) => partition),
-      settings,
-    );
-    if (warning !== '') log.warn({ tier: 'redis', reason: warning }, 'the server may drop blocks by itself');
     await this.#commands.loadScripts();
     if (life !== this.#life) return;
-    const share = Math.floor(settings.bytes / this.directories.length);
-    let isNew = true;
-    for (const directory of this.directories) {
-      isNew = (await directory.open(this.directories.length, share)) && isNew;
-      const probe = await this.values.probe(directory.partition);
-      if (probe !== 'ok') throw asRedisError(new Error(`values cannot be moved: ${probe}`));
-    }
-    if (this.directories.some(({ capacityBytes }) => capacityBytes !== share)) {
-      const reason =
-        'the servers keep the budget that they have: they refuse writes now, or another node has just set its own; restart this node once they take writes';
-      log.warn({ tier: 'redis', reason }, 'the budget is not the one of this configuration');
-    }
+    const { directories, isNew, failed } = await this.#partitions.open();
+    this.#mayGoOn(failed);
     if (life !== this.#life) return;
     // From here on losses empty the index again.
     this.#state = 'listing';
     this.#reason = 'listing what is there';
-    await this.#list();
+    this.#mayGoOn(await this.#partitions.list(directories));
     if (life !== this.#life) return;
     this.#state = 'in';
     this.#backoffMs = firstBackoffMs;
     log.info({ tier: 'redis', blocks: this.#index.count, isNew }, 'the redis tier is in service');
     this.#poll();
+    if (this.#partitions.outCount === 0) return;
+    log.warn({ tier: 'redis', reason: this.#partitions.reason }, 'some partitions are out of service');
+    this.#mendBackoffMs = firstBackoffMs;
+    this.#mendLater();
   }
 
-  async #list(): Promise<void> {
-    let listed = 0;
-    const onPage = (count: number): void => {
-      const before = Math.floor(listed / progressEntries);
-      listed += count;
-      if (Math.floor(listed / progressEntries) > before) this.#options.log.info({ tier: 'redis', listed }, 'listing');
-    };
-    for (const directory of this.directories) {
-      const before = directory.nonsense;
-      await directory.list(onPage);
-      await directory.poll();
-      const entries = directory.nonsense - before;
-      if (entries > 0) {
+  /** What waiting does not mend is thrown, and what leaves nothing to be in service; servers of a Cluster may come later. */
+  #mayGoOn(failed: readonly KvError[]): void {
+    const [first] = failed;
+    if (first === undefined) return;
+    const lasting = failed.find(({ retry }) => !retry);
+    if (lasting !== undefined) throw lasting;
+    const { mode } = this.#options.settings;
+    if (mode !== 'cluster' || this.directories.every(({ isOpen }) => !isOpen)) throw first;
+  }
+
+  #mendLater(): void {
+    if (this.#mendTimer !== undefined || this.#isMending) return;
+    this.#mendTimer = setTimeout(() => {
+      this.#mendTimer = undefined;
+      this.#mending = this.#mend();
+    }, this.#mendBackoffMs);
+  }
+
+  /** Those that are out are tried again, while the others go on. */
+  async #mend(): Promise<void> {
+    const life = this.#life;
+    this.#isMending = true;
+    this.#mendBackoffMs = Math.min(maxBackoffMs, this.#mendBackoffMs * 2);
+    await this.#commands.topologyRefreshed();
+    if (life === this.#life) {
+      const { directories } = await this.#partitions.open();
+      await this.#partitions.list(directories);
+      for (const directory of directories) {
+        if (!this.isIn(directory)) continue;
         const { base } = directory.partition;
-        this.#options.log.warn(
-          { tier: 'redis', base, entries },
-          'entries that are none were removed from the directory',
-        );
+        this.#options.log.info({ tier: 'redis', base }, 'a partition is in service again');
       }
     }
+    this.#isMending = false;
+    if (life === this.#life && this.#partitions.outCount > 0) this.#mendLater();
   }
 
   async #recover(): Promise<void> {
+    const life = this.#life;
     this.#backoffMs = Math.min(maxBackoffMs, this.#backoffMs * 2);
     try {
       await this.#enter();
     } catch (error) {
-      if (this.#state === 'closed') return;
+      if (life !== this.#life) return; // whoever lost it meanwhile tries again, or it is closed
       if (this.#state === 'listing') {
         this.fail(KvError.from(error).message);
         return;
       }
       this.#reason = KvError.from(error).message;
+      this.#partitions.endAll(this.#reason);
+      if (this.#index.count > 0) this.#index.clear();
       this.values.disconnect(this.#reason);
       this.#later(this.#backoffMs, () => this.#recover());
     }
@@ -219,11 +261,13 @@ export class RedisService {
     this.#later(this.#options.pollMs ?? defaultPollMs, async () => {
       const life = this.#life;
       // Each to its end: two polls of one directory at once would tell old news last.
-      const polls = await Promise.allSettled(this.directories.map((directory) => directory.poll()));
-      const failed = polls.filter((poll) => poll.status === 'rejected');
-      if (failed.length === 0) this.#refusal = '';
+      const directories = this.directories.filter((directory) => this.isIn(directory));
+      const polls = await Promise.allSettled(directories.map((directory) => directory.poll()));
+      if (polls.every(({ status }) => status === 'fulfilled')) this.#refusal = '';
       this.values.leaveFormer(this.directories.map(({ partition }) => partition));
-      for (const { reason } of failed) if (life === this.#life) this.commandFailed(reason);
+      for (const [i, poll] of polls.entries()) {
+        if (poll.status === 'rejected' && life === this.#life) this.commandFailed(poll.reason, directories[i]!);
+      }
       if (life === this.#life && this.#state === 'in') this.#poll();
     });
   }
