@@ -8,8 +8,8 @@
  * held; it passes over held ones. A use is a hit; for LRU the end of a use counts, too, as that is the plain queue's order.
  *
  * What comes first (`first`) is asked for at every step, and is found by a walk along the policy's order, held blocks included: so it is
- * looked for again only when enough has changed, and a long walk goes on with the next call. In between it may be wrong about blocks that
- * became free meanwhile: a hint may come late, a step may not.
+ * looked for again only when enough has changed, and a long walk goes on with the next call: it finds as much as is reused until the next one
+ * has ended. In between it may be wrong about blocks that became free meanwhile: a hint may come late, a step may not.
  *
  * Invariant: a free block is either in the front or tracked by the policy, not both. A tracked block that loses its hash
  * keeps its place while it is free, as in the plain queue.
@@ -39,8 +39,10 @@ export interface FreeBlocks {
  */
 const attentionTokens = 8192;
 
-/** So many entries of the policy's order one call of `first` looks at: some milliseconds. */
-const mostLooked = 4096;
+/** So many entries of the policy's order one call of `first` looks at, some milliseconds; where that only follows links, more. */
+const [mostLooked, mostFollowed] = [4_096, 65_536];
+/** Of what is reused during one walk, so much is looked for ahead at most. */
+const mostAhead = 16_384;
 
 export class PolicyQueue implements FreeBlocks {
   readonly #front: FreeQueue;
@@ -59,12 +61,17 @@ export class PolicyQueue implements FreeBlocks {
   #found = new Set<number>();
   /** They have got another place in the policy's order since it began. */
   #moved = new Set<number>();
+  /** Blocks that were reused since it began, and during the last one that ended. */
+  #taken = 0;
+  #takenPerWalk = 0;
+  readonly #looksAt: number;
   readonly #mayEvict = (block: number): boolean => this.#isFree[block] === 1;
 
   constructor(blockCount: number, name: BlockPolicyName) {
     this.#front = new FreeQueue(blockCount);
     this.#policy = createPolicy(name);
     this.#isFree = new Uint8Array(blockCount);
+    this.#looksAt = name === 'lru' || name === 'lfu' ? mostFollowed : mostLooked;
   }
 
   get count(): number {
@@ -82,6 +89,7 @@ export class PolicyQueue implements FreeBlocks {
       // In one walk: what is held is passed over once for all of them.
       const victims = this.#policy.evict(count - blocks.length, this.#mayEvict);
       if (victims.length === 0) victims.push(this.#takeAnyFree());
+      if (this.#walk) this.#taken += victims.length;
       for (const victim of victims) {
         this.#setFree(victim, false);
         this.#moves(victim);
@@ -179,13 +187,13 @@ export class PolicyQueue implements FreeBlocks {
     invariant(freeCount === this.#freeCount, () => `free blocks: ${freeCount}, ${this.#freeCount} counted`);
   }
 
-  /** More than are wanted: so many are there still when they are looked for again. */
+  /** More than are wanted: so many are there still when they are looked for again, and when that has ended. */
   #findSoon(wanted: number): void {
-    const spare = Math.floor(wanted / 2);
-    const most = Math.min(wanted + spare, this.#freeCount);
+    const spare = Math.max(Math.floor(wanted / 2), this.#takenPerWalk);
+    const most = Math.min(wanted + spare + this.#takenPerWalk, this.#freeCount);
     this.#walk ??= this.#policy.coldestFirst()[Symbol.iterator]();
     let isOver = this.#found.size >= most;
-    for (let looked = 0; looked < mostLooked && !isOver; looked++) {
+    for (let looked = 0; looked < this.#looksAt && !isOver; looked++) {
       const { value: block, done } = this.#walk.next();
       if (!done && this.#mayEvict(block) && !this.#moved.has(block)) this.#found.add(block);
       isOver = done || this.#found.size >= most;
@@ -196,6 +204,8 @@ export class PolicyQueue implements FreeBlocks {
     this.#moved = new Set();
     this.#walk.return?.();
     this.#walk = undefined;
+    this.#takenPerWalk = Math.min(this.#taken, mostAhead);
+    this.#taken = 0;
     this.#soonWanted = wanted;
     this.#soonPatience = Math.min(spare, Math.floor(most / 2));
   }

@@ -93,12 +93,11 @@ export class Answers {
   }
 
   /** A step drew what is no token of the model's from blocks that were there already: this is no failure yet. */
-  beginsAnew(request: EngineRequest): void {
-    const { requestId } = request;
+  beginsAnew({ requestId }: EngineRequest): void {
     this.#options.logger?.warn(
       { requestId },
-      'engine: a request drew no token over cached blocks: they are forgotten, and all of it is computed anew; should this come again, look at ' +
-        "the machine's memory and its GPU",
+      'engine: a request drew no token over blocks that were there already; it is computed anew without them, and they are forgotten here ' +
+        "if it draws one then; should this come often, look at the machine's memory and its GPU",
     );
   }
 

@@ -196,7 +196,13 @@ describe('a draw that is no token', () => {
       expect(rig.last('stream').error).toMatchObject({ code: 'MODEL' });
       expect(await rig.generate('next', ask(8))).toEqual(naiveAnswer(ask(8), 4));
       expect(rig.outputs.get('next')![0]!.cache!.cachedTokens).toBe(12);
-      expect(rig.engine.stats()).toMatchObject({ failed: 1, finished: 3, preemptions: 1, freeBlocks: 63 });
+      expect(rig.engine.stats()).toMatchObject({
+        failed: 1,
+        finished: 3,
+        preemptions: 0,
+        begunAnew: 1,
+        freeBlocks: 63,
+      });
       rig.engine.checkIntegrity();
     });
 
@@ -211,7 +217,27 @@ describe('a draw that is no token', () => {
       for (const which of [6, 7])
         expect(await rig.generate(`${which}`, ask(which))).toEqual(naiveAnswer(ask(which), 4));
       const cached = ['6', '7'].map((name) => rig.outputs.get(name)![0]!.cache!.cachedTokens);
-      expect([cached, rig.engine.stats().preemptions]).toEqual([[0, 12], 1]);
+      expect([cached, rig.engine.stats().begunAnew]).toEqual([[0, 12], 1]);
+      rig.engine.checkIntegrity();
+    });
+
+    it('that it hits when it comes back from a preemption: it begins anew, too', async () => {
+      const rig = new SchedulerRig({ blockCount: 12, attached: false, prefixCache });
+      damaged(rig);
+      rig.submit('old', prompt(2, 8), { maxTokens: 24 });
+      await rig.world.until(() => rig.tokens('old').length > 0);
+      rig.submit('young', prompt(1, 12), { maxTokens: 30 });
+      let block = 0;
+      await rig.world.until(() => {
+        const { queryTokens, blockTables, blockTableStride } = rig.executor.steps.at(-1)!;
+        if (queryTokens.length === 2) block = blockTables[blockTableStride]!;
+        return rig.engine.stats().preemptions > 0;
+      });
+      rig.executor.block(block).fill(damage);
+      await rig.world.until(() => rig.allEnded());
+      expect(rig.tokens('young')).toEqual(naiveAnswer(prompt(1, 12), 30));
+      expect(rig.tokens('old')).toEqual(naiveAnswer(prompt(2, 8), 24));
+      expect(rig.engine.stats()).toMatchObject({ failed: 0, begunAnew: 1, freeBlocks: 11 });
       rig.engine.checkIntegrity();
     });
 
@@ -228,8 +254,8 @@ describe('a draw that is no token', () => {
       expect(rig.last('spoiled').error).toMatchObject({ code: 'MODEL' });
       rig.executor.execute = execute;
       expect(await rig.generate('next', ask(7))).toEqual(naiveAnswer(ask(7), 4));
-      expect(rig.outputs.get('next')![0]!.cache!.cachedTokens).toBe(0); // nothing of the step that drew it is kept
-      expect(rig.engine.stats()).toMatchObject({ failed: 1, finished: 2, preemptions: 1, freeBlocks: 63 });
+      expect(rig.outputs.get('next')![0]!.cache!.cachedTokens).toBe(12); // it was not its hit’s fault
+      expect(rig.engine.stats()).toMatchObject({ failed: 1, finished: 2, begunAnew: 1, freeBlocks: 63 });
       rig.engine.checkIntegrity();
     });
   });

@@ -212,6 +212,7 @@ export class EngineLoop {
         else if (request.state !== 'finished') this.#answers.drewNoToken(request, drawn);
         return;
       }
+      if (drawn !== undefined) this.#scheduler.proved(request);
       this.#scheduler.computed(request, count);
       if (request.state === 'finished') this.#scheduler.remove(request);
       else if (drawn !== undefined) this.#answers.drawn(request, drawn);

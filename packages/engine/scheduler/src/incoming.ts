@@ -372,6 +372,7 @@ export class Incoming {
     }
     head.loaded(end.loaded * this.#kv.blockTokens);
     if (request.state === 'finished') return; // a step uses its blocks still, and lets them go
+    request.hasHit ||= end.loaded > 0;
     if (end.first) this.#loaded(request, end, true);
     this.#load.loaded(end.byTier, end.elapsedUs / 1e6, this.#options.clock.nowUs());
     if (!request.executing) this.passOver(request);
@@ -382,6 +383,7 @@ export class Incoming {
   /** The request has these blocks, and others find them; at least its last token is computed, for its logits. */
   #arrived(request: EngineRequest, { firstBlock, loaded }: LoadEnd): void {
     request.computedTokens = Math.min((firstBlock + loaded) * this.#kv.blockTokens, request.tokenCount - 1);
+    request.hasHit ||= loaded > 0;
     this.#kv.cacheBlocks(request, request.computedTokens);
   }
 
@@ -395,6 +397,7 @@ export class Incoming {
   #hit(request: EngineRequest, hit: CacheHit): void {
     const first = request.startedUs === undefined;
     request.holdsBlocks = true;
+    request.hasHit = hit.tokens > 0;
     request.computedTokens = hit.tokens;
     request.offeredBlocks = 0; // hits are offered again: the tier may have lost them, and what it holds it touches
     if (first) {

@@ -59,8 +59,12 @@ export class EngineRequest implements PrefixCacheRequest {
   offeredBlocks = 0;
   /** false once the tier has let this request down: it is not asked again. */
   mayLoad = true;
-  /** Set once what was there already has let it down: it computes all of its tokens itself. */
+  /** Since it was let in, of its tokens some came from the cache or a tier. */
+  hasHit = false;
+  /** It has drawn no token over a hit, and computes all of its tokens itself. */
   skipReadingPrefixCache = false;
+  /** It does, and nothing of that is findable, or offered, before it has drawn a token: only then is the hit known to be at fault. */
+  isTrial = false;
   /** Loads that came short of every prefix that the request could go on from. */
   lostLoads = 0;
   /** It was passed over because as many as may load from the tier, or wait for other workers. */
@@ -137,11 +141,6 @@ export class EngineRequest implements PrefixCacheRequest {
     this.extraKey = params.cacheSalt || params.loraName ? JSON.stringify([params.loraName, params.cacheSalt]) : '';
     if (params.kvCacheReportMode === 'full') this.reportMode = 'full';
     this.hashes.append(prompt instanceof Uint32Array ? prompt : new Uint32Array(prompt));
-  }
-
-  /** Some of its tokens came from the cache or a tier. */
-  get isHit(): boolean {
-    return this.engineHitTokens + this.loadedTokens > 0;
   }
 
   get tokenCount(): number {

@@ -53,7 +53,7 @@ export class Scheduler {
   readonly incoming: Incoming;
   readonly exports: Exports;
   readonly load: EngineLoad;
-  readonly counts = { preemptions: 0, layeredLoads: 0 };
+  readonly counts = { preemptions: 0, begunAnew: 0, layeredLoads: 0 };
   readonly #options: SchedulerOptions;
   readonly #kv: PrefixCache;
   /** Some layers see only a window. */
@@ -150,6 +150,7 @@ export class Scheduler {
     request.executing = false;
     request.computedTokens += count;
     this.load.settle(request);
+    if (request.isTrial) return;
     this.#kv.cacheBlocks(request, request.computedTokens);
     if (request.state !== 'running') return;
     if (request.head?.isOverdue && request.head.isLoading) {
@@ -176,22 +177,30 @@ export class Scheduler {
     if (request.state === 'finished') this.remove(request);
   }
 
+  /** It draws a token in the step that is over: where it began anew, its hit was at fault, and nobody is to find that again. */
+  proved(request: EngineRequest): void {
+    if (!request.isTrial) return;
+    request.isTrial = false;
+    this.#kv.forget(request);
+  }
+
   /**
    * What the step computed for this request is no number: not kept, and what it has not offered of its earlier steps never is. True: blocks
-   * that were there already may be at fault, and would fail whoever hits them, for as long as they are hit. They are forgotten, and it
-   * computes all of its tokens itself; what it comes to then is its own.
+   * that were there already may be at fault, and would fail whoever hits them, for as long as they are hit. So it computes all of its tokens
+   * itself, and shows by that whose fault it is.
    */
   spoiled(request: EngineRequest): boolean {
     request.computedTokens = Math.min(request.computedTokens, request.offeredBlocks * this.#kv.blockTokens);
     this.discarded(request);
-    if (request.state !== 'running' || request.head || !request.isHit || request.skipReadingPrefixCache) return false;
+    if (request.state !== 'running' || request.head || !request.hasHit || request.skipReadingPrefixCache) return false;
     request.skipReadingPrefixCache = true;
+    request.isTrial = true;
     request.mayLoad = false;
     request.engineHitTokens = 0;
     request.loadedByTier = {};
     request.loadedTokens = 0;
+    this.counts.begunAnew++;
     this.#beginAnew(request); // its step is over, and the batch of it is being gone through
-    this.#kv.forget(request);
     return true;
   }
 
@@ -372,13 +381,13 @@ export class Scheduler {
     invariant(!request.head, () => `request ${request.id}: preempted while a hit comes from both ends`);
     const place = this.#batch.findIndex((share) => share.request === request);
     if (place >= 0) this.#budget += this.#batch.splice(place, 1)[0]!.count;
+    this.counts.preemptions++;
     this.#beginAnew(request);
   }
 
   /** Without what it holds. */
   #beginAnew(request: EngineRequest): void {
     this.#room.release(request);
-    this.counts.preemptions++;
     if (request.state === 'running') {
       request.state = 'waiting';
       this.running.remove(request);

@@ -145,6 +145,8 @@ export interface EngineStats {
   /** Full blocks that it does not hold: never offered, because exports held their share of the pool, or not taken. */
   readonly skippedExportBlocks: number;
   readonly preemptions: number;
+  /** Requests that drew no token over blocks that were there already, and computed all of their tokens themselves then. */
+  readonly begunAnew: number;
   /** Requests that waited, or were to wait, for blocks that another worker computes; those that wait now. */
   readonly handOffs: number;
   readonly awaiting: number;

@@ -73,6 +73,7 @@ const stats: EngineStats = {
   exportBlocks: 7,
   steps: 8,
   failedSteps: 0,
+  begunAnew: 0,
   prefillTokens: 0,
   decodeTokens: 0,
   promptTokens: 0,

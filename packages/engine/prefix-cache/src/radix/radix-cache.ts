@@ -160,7 +160,7 @@ export class RadixCache implements PrefixCache {
     this.#tables.delete(requestId);
     const { node, blocks, cachedBlocks } = table;
     if (node) {
-      this.#tree.touch(node);
+      if (!this.#tree.isForgotten(node)) this.#tree.touch(node);
       this.#tree.unlock(node);
     }
     for (let i = blocks.length - 1; i >= cachedBlocks; i--) this.#free.push(blocks[i]!);
@@ -197,16 +197,10 @@ export class RadixCache implements PrefixCache {
     return () => this.#tree.release(node);
   }
 
-  /** Also what else begins with the same block. */
+  /** Also what else begins with the same block. Until they are evicted, `cachedBlockCount` has these blocks. */
   forget(request: PrefixCacheRequest): void {
-    const removed: number[] = [];
-    this.#tree.forget(request.tokenIds(0, request.tokenCount), request.extraKey, (pages, isFree) => {
-      for (let i = pages.length - 1; i >= 0; i--) {
-        removed.push(pages[i]!);
-        if (isFree) this.#free.push(pages[i]!);
-      }
-    });
-    this.#tellRemoved(removed);
+    const { tokenCount, extraKey } = request;
+    for (const pages of this.#tree.forget(request.tokenIds(0, tokenCount), extraKey)) this.#tellRemoved(pages);
   }
 
   /** Forget everything cached; false, and nothing done, while any block is held. */
@@ -285,7 +279,7 @@ export class RadixCache implements PrefixCache {
   }
 
   /** Those that are found no more; of what was forgotten before, everybody has heard. */
-  #tellRemoved(pages: Iterable<number>): void {
+  #tellRemoved(pages: Int32Array): void {
     if (!this.#events.enabled) return;
     const blockHashes: HashKey[] = [];
     for (const page of pages) {

@@ -223,10 +223,10 @@ export class RadixTree {
   }
 
   /**
-   * Nothing that begins as `tokens` do, by their first page, is matched any more. `onForget` gets the pages node by node, and whether they
-   * are the caller's again: what is locked stays until it is not, out of reach, and goes on where it ends.
+   * Nothing that begins as `tokens` do, by their first page, is matched any more. Its pages stay until they are evicted, and who holds some
+   * goes on with them, out of reach. Yields them, node by node.
    */
-  forget(tokens: Int32Array, extraKey: string, onForget: (pages: Int32Array, isFree: boolean) => void): void {
+  *forget(tokens: Int32Array, extraKey: string): Iterable<Int32Array> {
     const root = this.#roots.get(extraKey);
     const top = tokens.length < this.pageTokens ? undefined : root?.children.get(this.#childKey(tokens, 0));
     if (!root || !top) return;
@@ -236,17 +236,10 @@ export class RadixTree {
     const apart = this.#rootFor(`${forgotten}${++this.#forgotten}`);
     apart.children.set(key, top);
     top.parent = apart;
-    const all = [top];
-    for (let i = 0; i < all.length; i++) for (const child of all[i]!.children.values()) all.push(child);
-    for (const node of all.reverse()) {
-      const pages = node.pages.slice(0, node.pageCount);
-      const isFree = node.isLeaf && node.lockRefs === 0;
-      if (isFree) {
-        this.#queue.drop(node);
-        this.#remove(node);
-        for (const page of pages) this.#nodeOf[page] = undefined;
-      }
-      onForget(pages, isFree);
+    const open = [top];
+    for (let node = open.pop(); node; node = open.pop()) {
+      yield node.pages.subarray(0, node.pageCount);
+      for (const child of node.children.values()) open.push(child);
     }
   }
 
