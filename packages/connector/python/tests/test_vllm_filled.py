@@ -7,10 +7,13 @@ import random
 import types
 import unittest
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
 
 from engine_parts import Pool
+from kvtier.vllm import options as options_module
+from kvtier.vllm.claims import Claims
 from kvtier.vllm.filled import Filled
 from kvtier.vllm.groups import Group
 from kvtier.vllm.known import Known
@@ -187,9 +190,13 @@ class Ended(unittest.TestCase):
             tokens = draw.randint(1, 30 * SIZE)
             known = Known("r", [bytes([i]) for i in range(tokens // SIZE)], True, True, None, tables=[[], []], bases=[0, 0], offered=[0, 0])
             loaded = draw.choice((0, draw.randint(0, tokens) // (2 * SIZE) * 2 * SIZE))
-            for group in groups:  # the node holds what was loaded of it
-                known.offered[group.index] = end = loaded // group.block_tokens
-                offered[group.index].update(range(group.first_needed(0, end), end))
+            local = draw.choice((0, draw.randint(0, loaded) // (2 * SIZE) * 2 * SIZE))
+            if local < loaded:
+                self.load(groups, known, local, loaded)
+                for group in groups:  # the node holds what was loaded of it, and all in front of that where nothing has a window
+                    end = loaded // group.block_tokens
+                    first = group.first_needed(local // group.block_tokens, end) if group.window_tokens else 0
+                    offered[group.index].update(range(first, end))
             computed = loaded
             while computed < tokens:
                 ahead = min(draw.choice((1, draw.randint(1, 30 * SIZE))), tokens - computed)
@@ -213,6 +220,44 @@ class Ended(unittest.TestCase):
                 self.assertEqual(covered, most)
             seen["all" if covered == most else "some" if covered else "none"] += 1
         self.assertTrue(all(count > 50 for count in seen.values()), seen)
+
+    def test_the_tail_of_a_window_that_was_loaded_in_part(self) -> None:
+        """A load beside a local hit asks for nothing in front of it: of a window the node need not hold that, and is offered it."""
+        groups = (
+            Group(0, "full", SIZE, 1, 0, False, ("a",), (64,), False),
+            Group(1, "window", SIZE, 1, 4 * SIZE, False, ("b",), (64,), False),
+        )
+        # Of ten blocks the last four are the tail. A local hit in front of it leaves all of it to the load.
+        for local, wanted in ((8, (6, 11)), (7, (6, 11)), (6, (10, 11)), (0, (10, 11))):
+            pieces: list[tuple[int, int, int]] = []
+
+            def offer(_attached: Any, _hashes: Any, told: list[Any], _tokens: Any, pieces: list[Any] = pieces) -> None:
+                pieces += [(piece.group.index, piece.first, piece.first + len(piece.ids)) for piece in told]
+
+            def fitting(ids: list[int], _room: int) -> tuple[int, int]:
+                return len(ids), len(ids)
+
+            stores: Any = types.SimpleNamespace(room=lambda: 1000, fitting=fitting, left_out=lambda _blocks: None, offer=offer)
+            filled = Filled(groups, SIZE, stores)
+            known = Known("r", [bytes([i]) for i in range(11)], True, True, None, tables=[[], []], bases=[0, 0], offered=[0, 0])
+            self.load(groups, known, local * SIZE, 10 * SIZE)
+            new = types.SimpleNamespace(
+                req_id="r", block_ids=[self.table(group, 10 * SIZE, 11 * SIZE) for group in groups], num_computed_tokens=10 * SIZE
+            )
+            output = types.SimpleNamespace(
+                scheduled_new_reqs=[new], num_scheduled_tokens={"r": SIZE}, scheduled_cached_reqs=types.SimpleNamespace(req_ids=[])
+            )
+            filled.follow(output, {"r": known}, object())  # type: ignore[arg-type]
+            known.table_of([self.table(group, 11 * SIZE, 11 * SIZE) for group in groups])
+            filled.ended(known, 11 * SIZE, object())  # type: ignore[arg-type]
+            self.assertEqual((sorted(pieces), filled.covered(known, 11 * SIZE)), ([(0, 10, 11), (1, *wanted)], 11 * SIZE), local)
+
+    @staticmethod
+    def load(groups: tuple[Group, ...], known: Known, local: int, loaded: int) -> None:
+        """It is admitted with a local hit, and with a load of what lies between that and `loaded` tokens."""
+        claims = Claims(options_module.parse({"socket": "/s"}), groups, SIZE, mock.Mock(), {})
+        known.stage = mock.Mock(first_tokens=local, ready_tokens=loaded, end_tokens=loaded)
+        claims.allocated(known, mock.Mock(), loaded - local)
 
     @staticmethod
     def table(group: Group, computed: int, end: int) -> list[int]:

@@ -19,6 +19,7 @@ from engine_play import Engine
 from kvtier import copies
 from kvtier.vllm import hints, lookups, pace, staging, storing
 from kvtier.vllm.messages import KvtierMetadata
+from kvtier.vllm.worker import WorkerHalf
 
 
 class Handed(EngineCase):
@@ -154,6 +155,42 @@ class Handed(EngineCase):
         self.check(engine)
         self.no_leases(engine)
         self.assertEqual((engine.connector._scheduler._requests, pins), ({}, []))
+
+    def test_a_load_beside_a_local_hit_that_is_aborted_leaves_nothing(self) -> None:
+        """Of a window the whole tail is to be offered after it, what it was to bring, too: nothing has filled that yet. The request was
+        preempted: steps of its own once went as far."""
+        text, node = prompts(1, 41)[0], self.shared()
+        shape = self.own(Shape([GroupShape(), GroupShape("window", window=9)], blocks=160))
+        first, _ = self.prefill(node, shape, text)
+        first.run()
+        names = b"".join(first.done["prefill"].block_hashes[:10])
+        sessions = first.connector._scheduler._node.attached().sessions
+
+        def is_held() -> bool:
+            asked = [session.lookup(names, gaps=True, deadline_s=5) for session in sessions]
+            ends = [[end for _, end in one.result().ranges] if one.wait(5) and one.error is None else [] for one in asked]
+            return all(of[-1:] == [10] for of in ends)
+
+        until("all of its tail is held", is_held)
+        second = self.play(node, shape)
+        stores = second.connector._scheduler._stores
+        most, stores.holder.most = stores.holder.most, 0
+        second.add("gone", text, 9)
+        request = second.requests["gone"]
+        with mock.patch.object(second.connector, "get_num_new_matched_tokens", return_value=(0, False)):
+            until("it computes", lambda: (second.step(), request.output_tokens())[1])
+        second._preempt(request)
+        for group in (0, 1):  # another has taken its last whole block
+            second.pool.blocks[second.pool.cached.pop((group, request.block_hashes[9]))].block_hash = None
+        stores.holder.most = most
+        with mock.patch.object(WorkerHalf, "finished", return_value=set()):
+            until("it loads", lambda: (second.step(), request.state == "loading")[1])
+        self.assertEqual((second.local_tokens, second.external_tokens, request.num_computed_tokens), (36, 4, 40))
+        second.abort("gone")
+        self.assertFalse(stores.pending)
+        second.run()
+        self.check(second)
+        self.assertEqual(self.stored(second), 0)
 
     def test_what_is_promised_is_pinned(self) -> None:
         node = self.node(arena_bytes=1 << 20, disk_bytes=None)

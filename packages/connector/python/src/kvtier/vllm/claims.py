@@ -310,7 +310,11 @@ class Claims:
         for group in self._groups:
             # Where it came short of what the lookup said, blocks behind it are missing or bad: they are stored again.
             held = known.offered[group.index] if stage.ready_tokens >= stage.end_tokens else 0
-            known.offered[group.index] = max(held, stage.ready_tokens // group.block_tokens)
+            end = stage.ready_tokens // group.block_tokens
+            if group.window_tokens and stage.first_tokens // group.block_tokens > group.first_needed(0, end):
+                # What its tail has in front of the local hit was not asked for: the node need not hold it.
+                end = 0
+            known.offered[group.index] = max(held, end)
 
     def number(self) -> int:
         """Of a plan that is made now."""
