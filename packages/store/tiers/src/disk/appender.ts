@@ -28,7 +28,7 @@ export interface WriteJob {
   readonly lastUse: number | undefined;
   /** The end of the object (`Header.expiresS`). */
   readonly expiresS: number;
-  /** Asked when it has been written: false, and it is not listed. */
+  /** Asked when it has been written: false, and it is not listed, but marked as removed. */
   readonly wanted?: () => boolean;
   readonly onDone: (stored: boolean) => void;
 }
@@ -252,7 +252,11 @@ export class Appender {
     const { pool, index, step } = this.#options;
     for (const hole of inFlight.holes) pool.erase(segment, hole.offset / pageBytes, hole.job.bytes / pageBytes);
     inFlight.holes = [];
-    if (job.wanted?.() === false) return;
+    if (job.wanted?.() === false) {
+      // It lies there whole, and nothing else knows of it: the next walk over the headers would list it.
+      pool.erase(segment, offset / pageBytes, job.bytes / pageBytes);
+      return;
+    }
     index.add(job.namespace, job.hash, segment, offset / pageBytes, job.bytes / pageBytes, job.lastUse, job.expiresS);
     step('disk.write.stored');
   }

@@ -55,13 +55,13 @@ export async function takeOver(
   const known = new Map(checkpoint?.segments.map((uses) => [lifeOf(uses), uses]));
   let open: Segment | undefined;
   const ranks = new Map<Segment, number>();
-  const marks: [Segment, readonly number[]][] = [];
+  const due: [Segment, readonly number[], boolean][] = [];
   for (const found of all.slice(excess)) {
     const segment = await pool.adopt(found);
     if (found.generation === 0) continue;
     const uses = known.get(lifeOf(found));
     const gone = [...(erased.get(lifeOf(found)) ?? [])];
-    const { sealed, hasFooter, tail } = await list(parts, segment, uses, checkpoint?.tick ?? 0, gone);
+    const { sealed, hasFooter, tail, hasBad } = await list(parts, segment, uses, checkpoint?.tick ?? 0, gone);
     if (!sealed && tail === pageBytes) {
       pool.setFree(segment);
       continue;
@@ -69,8 +69,10 @@ export async function takeOver(
     ranks.set(segment, uses?.rank ?? Number.POSITIVE_INFINITY);
     segment.tail = Math.max(segment.tail, tail);
     segment.hasFooter = hasFooter;
-    if (gone.length > 0) marks.push([segment, gone]);
-    open = sealed ? undefined : segment; // only the latest one goes on
+    // A footer leaves out what could not be read: a mark would have to be written there. None, where no footer could be read either.
+    const needsFooter = hasBad && (hasFooter || !sealed);
+    if (gone.length > 0 || needsFooter) due.push([segment, gone, needsFooter]);
+    open = sealed || hasBad ? undefined : segment; // only the latest one goes on
   }
   if (open !== undefined) open.state = 'open';
   for (const [segment] of [...ranks].sort(
@@ -78,11 +80,11 @@ export async function takeOver(
   )) {
     pool.track(segment);
   }
-  for (const [segment, gone] of marks) pool.eraseAgain(segment, gone); // which may empty it: the policy knows it by now
+  for (const each of due) pool.eraseAgain(...each); // which may empty it: the policy knows it by now
   return { pool, open, bytes };
 }
 
-/** Adds to `gone` what it finds of removed names. */
+/** Adds to `gone` what it finds of removed names. `hasBad`: it has passed over what could not be read. */
 async function list(
   { dir, files, index, removed, badPlaces }: ContentsParts,
   segment: Segment,
@@ -96,9 +98,14 @@ async function list(
   let at = 0;
   let digest: Uint8Array | undefined;
   let namespace: Namespace | undefined;
-  return recoverContents(dir, files, segment, (block) => {
+  let hasBad = false;
+  const contents = await recoverContents(dir, files, segment, (block) => {
     const { page, pages } = block;
     if (gonePages.has(page)) return;
+    if (badPlaces.size > 0 && badPlaces.has(placeOf(segment, page))) {
+      hasBad = true;
+      return;
+    }
     if (namespace === undefined || block.namespace !== digest) {
       digest = block.namespace;
       namespace = namespaces.get(digest) ?? namespaceFromDigest(digest);
@@ -108,7 +115,6 @@ async function list(
       gone.push(page, pages);
       return;
     }
-    if (badPlaces.size > 0 && badPlaces.has(placeOf(segment, page))) return;
     while (at < uses.length && uses[at]! < page) at += 2;
     const use = uses[at] === page ? uses[at + 1] : undefined;
     segment.recovered(namespace.key, (page + pages) * pageBytes);
@@ -116,6 +122,7 @@ async function list(
     const entry = index.restore(namespace, block, segment, lastUse);
     if (block.hot || (use !== undefined && use % 2 === 1)) index.table.setHot(entry);
   });
+  return { ...contents, hasBad };
 }
 
 const hashOf = ({ words, at, hashBytes }: FoundBlock): string =>

@@ -5,7 +5,8 @@
 import { renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import type { HashKey } from '@kvtier/identity';
+import { native } from '@kvtier/data-plane';
+import { decodeHeader, type HashKey, headerBytes } from '@kvtier/identity';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { slicing } from '../kit/slices.ts';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
@@ -19,6 +20,8 @@ const payloadBytes = 12_000;
 const space = namespaceNamed('removals');
 const names = (prefix: string, count: number): HashKey[] =>
   Array.from({ length: count }, (_, i) => hashNamed(`${prefix}${i}`));
+const [reads, writes] = [1, 2];
+const eio = 5;
 const patience = { timeout: 20_000, interval: 10 };
 
 let bench: TestBench;
@@ -33,6 +36,29 @@ const open = (options: Partial<DiskTierOptions> = {}): Promise<DiskTier> =>
     ...{ retry: { firstMs: 20, longestMs: 100 } },
     ...options,
   });
+/** Stores others until `hash`, which is stored on that device, is carried over there: `begun` is called as its write begins. */
+async function carryOver(tier: DiskTier, device: DiskDevice, hash: HashKey, begun: () => void): Promise<void> {
+  tier.touch(space, [hash]);
+  const { io } = device;
+  const write = io.write.bind(io);
+  let isBegun = false;
+  vi.spyOn(io, 'write').mockImplementation((rows, generations) => {
+    const headers = rows.map(({ slot }) => decodeHeader(native.arenaRead(bench.arena, slot, headerBytes)));
+    if (!isBegun && headers.some((header) => !('error' in header) && header.hash === hash)) {
+      isBegun = true;
+      begun();
+    }
+    write(rows, generations);
+  });
+  for (let i = 0; !isBegun; i++) await bench.write(tier, space, names(`over ${i}.`, 1), payloadBytes);
+  await vi.waitUntil(() => [...device.segments].every(({ state }) => state !== 'leaving'), patience);
+}
+
+async function outage(device: DiskDevice): Promise<void> {
+  device.fail(new Error('gone'));
+  await vi.waitUntil(() => device.inService, patience);
+}
+
 const two = (): Pick<DiskTierOptions, 'dirs' | 'capacityBytes'> => ({
   dirs: [join(bench.dir, 'a'), join(bench.dir, 'b')],
   capacityBytes: 8 << 20,
@@ -113,6 +139,54 @@ describe('what is removed while its device is out of service', () => {
     await tier.close();
   });
 });
+
+it('what is removed while it is carried over stays away: after an outage of its device, and after a restart', async () => {
+  const tier = await open();
+  const [carried] = names('carried', 1) as [HashKey];
+  await bench.write(tier, space, [carried], payloadBytes);
+  const [device] = tier.devices;
+  await carryOver(tier, device!, carried, () => expect(tier.remove(space, [carried], 'asked')).toBe(1));
+  await outage(device!);
+  expect(tier.lookup(space, [carried])).toBe(0);
+  tier.checkIntegrity();
+  await tier.close();
+  const again = await open();
+  expect(again.lookup(space, [carried])).toBe(0);
+  await again.close();
+});
+
+it.each([
+  ['sealed', 'one device'],
+  // There is nothing behind it in its segment, then or later: it is stored anew on the other device.
+  ['open', 'two devices'],
+] as const)(
+  'what could not be read once, in a segment that was %s, of %s, does not come back when it was stored anew and removed',
+  async (where, devices) => {
+    const folders = devices === 'two devices' ? two() : {};
+    const tier = await open(folders);
+    const [before, bad] = names('read ', 2) as [HashKey, HashKey];
+    const [other, device = other] = tier.devices as [DiskDevice, DiskDevice?];
+    const isBack = (): Promise<boolean> => vi.waitUntil(() => device.inService && other.inService, patience);
+    if (other !== device) other.fail(new Error('gone'));
+    await bench.write(tier, space, [before, bad], payloadBytes);
+    await isBack();
+    const segment = [...device.segments].find(({ listedCount }) => listedCount === 2)!;
+    for (let i = 0; where === 'sealed' && !segment.hasFooter; i++)
+      await bench.write(tier, space, names(`more ${i}.`, 1), payloadBytes);
+    native.ioFault(device.io.handle, reads, eio, false);
+    expect(await bench.read(tier, space, [bad], payloadBytes)).toEqual(['failed']);
+    native.ioFault(device.io.handle, 0, 0, false);
+    await isBack();
+    expect([tier.lookup(space, [bad]), tier.lookup(space, [before])]).toEqual([0, 1]);
+    expect(await bench.write(tier, space, [bad], payloadBytes)).toEqual(['stored']);
+    expect(tier.remove(space, [bad], 'asked')).toBe(1);
+    await tier.close();
+    const again = await open(folders);
+    expect([again.lookup(space, [bad]), again.lookup(space, [before])]).toEqual([0, 1]);
+    again.checkIntegrity();
+    await again.close();
+  },
+);
 
 it('names and places are remembered up to one bound, a name once; another time out of service begins with none', () => {
   const full = vi.fn();
@@ -203,6 +277,19 @@ describe('what lies on two devices, as it was stored again while the first one w
     await isBack();
     expect(await bench.read(tier, space, [copied], payloadBytes)).toEqual(['ready']);
     remove();
+    await expectGone();
+  });
+
+  it('does not come back from where it was being carried over to when that one came back', async () => {
+    const second = tier.devices.find((device) => device !== first)!;
+    await carryOver(tier, second, copied, () => {
+      native.ioFault(second.io.handle, writes, 0, true); // its write does not end before this does
+      giveBack();
+      void isBack().then(() => native.ioFault(second.io.handle, 0, 0, false));
+    });
+    expect(first.inService).toBe(true);
+    remove();
+    await outage(second);
     await expectGone();
   });
 

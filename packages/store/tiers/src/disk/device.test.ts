@@ -12,6 +12,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { slicing } from '../kit/slices.ts';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
 import type { TierChange } from '../kit/tier.ts';
+import type { DiskDevice } from './device.ts';
 import { DiskTier } from './disk-tier.ts';
 import type { DiskTierOptions } from './options.ts';
 
@@ -228,6 +229,55 @@ it('a folder that was removed, and is nobody’s, is made anew: its device is ba
   const again = await open();
   expect(again.stats().blocks).toBe(4);
   await again.close();
+});
+
+it.each(['nobody’s', 'another node’s'])(
+  'what could not be read in a folder that was removed says nothing of %s in its place',
+  async (whose) => {
+    const tier = await open();
+    const [device] = tier.devices;
+    const [bad, sound] = names('first ', 2) as [HashKey, HashKey];
+    await bench.write(tier, space, [bad], payloadBytes);
+    // Its next file would be made in the other one's folder.
+    await vi.waitUntil(() => [...device!.segments].length === 2, patience);
+    const [segment] = [...device!.segments].filter(({ listedCount }) => listedCount > 0);
+    const place = { id: segment!.id, generation: segment!.generation };
+    rmSync(device!.dir, { recursive: true });
+    const other = whose === 'nobody’s' ? undefined : await open();
+    native.ioFault(device!.io.handle, reads, eio, false);
+    expect(await bench.read(tier, space, [bad], payloadBytes)).toEqual(['failed']);
+    native.ioFault(device!.io.handle, 0, 0, false);
+    if (other !== undefined) await bench.write(other, space, [sound], payloadBytes);
+    await other?.close();
+    await vi.waitUntil(() => device!.inService, patience);
+    if (other === undefined) await bench.write(tier, space, [sound], payloadBytes);
+    expect([...device!.segments].find(({ listedCount }) => listedCount > 0)).toMatchObject(place);
+    device!.fail(new Error('gone'));
+    await vi.waitUntil(() => device!.inService, patience);
+    expect(await bench.read(tier, space, [sound], payloadBytes)).toEqual(['ready']);
+    await tier.close();
+  },
+);
+
+it('can be read at every moment from the end of its listing on', async () => {
+  const readable: boolean[] = [];
+  let device: DiskDevice | undefined;
+  // After the last step of the listing, one microtask after the other until the device is in service.
+  const look = (): void => {
+    readable.push(device!.canRead);
+    if (!device!.inService && readable.length < 1000) queueMicrotask(look);
+  };
+  const info = (_: object, line: string): void => {
+    if (device !== undefined && line.includes('is open')) look();
+  };
+  const tier = await open({ log: { ...silentLog, info } });
+  await bench.write(tier, space, names('held', 4), payloadBytes);
+  [device] = tier.devices;
+  device!.fail(new Error('gone'));
+  await vi.waitUntil(() => device!.inService, patience);
+  expect(readable.length).toBeGreaterThan(1);
+  expect(readable).toEqual(readable.map(() => true));
+  await tier.close();
 });
 
 it('what counts as held while its device comes back can be read', async () => {

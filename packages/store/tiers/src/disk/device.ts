@@ -105,6 +105,7 @@ export class DiskDevice {
       device.#begin(await device.#listed(true));
       return device;
     } catch (error) {
+      device.#isListing = false;
       if (isUnreadable(error)) {
         device.#pool?.stop(true);
         device.#reason = '';
@@ -308,6 +309,7 @@ export class DiskDevice {
       this.#options.log.warn({ dir: this.dir }, 'a device of the disk tier is back in service');
       this.#owner.onBack(this);
     } catch (error) {
+      this.#isListing = false;
       if (this.#closed) return;
       this.#pool?.stop(true); // what it would write says that the blocks that are dropped now are gone
       this.#owner.index.drop(this.segments, false);
@@ -321,7 +323,9 @@ export class DiskDevice {
     const path = join(this.dir, `probe${unfinishedSuffix}`);
     await this.files.run((files) => native.fileRemove(files, path));
     if (this.#lock.isGone()) await this.files.run((files) => native.fileFolder(files, this.dir));
+    const isAnother = !this.#lock.isOurs();
     this.#lock.take();
+    if (isAnother) this.#badPlaces.clear(); // another folder's segments are numbered from 1 on, too
     try {
       await this.files.run((files) => native.filePrepare(files, path, pageBytes));
     } catch (error) {
@@ -331,23 +335,20 @@ export class DiskDevice {
     await this.files.run((files) => native.fileRemove(files, path));
   }
 
-  /** `#recover`, and what comes while it lists is kept. */
-  async #listed(isFirst: boolean): Promise<Life> {
+  /** `#recover`, and what comes while it lists is kept: up to `#begin`, or until its caller knows that it failed. */
+  #listed(isFirst: boolean): Promise<Life> {
     this.#removed.listing();
     this.#failureOfNext = undefined;
     this.#isListing = true;
-    try {
-      return await this.#recover(isFirst);
-    } finally {
-      this.#isListing = false;
-    }
+    return this.#recover(isFirst);
   }
 
-  /** In service with a new life. */
+  /** In service with a new life, from the moment on at which it is not being listed any more. */
   #begin(life: Life): void {
     this.#life = life;
     this.#removed.end(life.pool);
     this.#reason = '';
+    this.#isListing = false;
   }
 
   /** A new life on what the folder holds. `isFirst`: space for one segment will do; else for the one that was not there. */

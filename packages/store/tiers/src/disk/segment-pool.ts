@@ -197,9 +197,10 @@ export class SegmentPool {
     this.#chores.erase(segment, page, pages);
   }
 
-  /** Objects of a former life of the device, as `erasures` said. */
-  eraseAgain(segment: Segment, erased: readonly number[]): void {
+  /** Objects of a former life of the device, as `erasures` said. `needsFooter`: others must not come back either, and are not marked. */
+  eraseAgain(segment: Segment, erased: readonly number[], needsFooter: boolean): void {
     segment.erased = [...erased];
+    segment.needsFooter = needsFooter;
     this.#chores.eraseLater(segment);
   }
 
