@@ -153,6 +153,22 @@ it('when the last partition goes, the tier is out of service and empty; with the
   expect(await writeAll(many)).toEqual(all('stored', many));
 });
 
+it('a master that cannot hold its share any more costs its partitions, also when all were lost meanwhile', async () => {
+  tier = await openIt(5_000);
+  await until(async () => (await writeAll(many)).every((status) => status !== 'refused'), 'all are stored');
+  const its = Number(await victim.cli('eval', "return #redis.call('keys', '*:ledger')", '0'));
+  await victim.cli('config', 'set', 'maxmemory', '1mb');
+  for (const server of cluster.servers) server.signal('SIGSTOP');
+  await until(() => !tier.stats().inService, 'out of service');
+  for (const server of cluster.servers) server.signal('SIGCONT');
+  await until(() => tier.stats().inService && partitionsOut() === its, 'the others are in service');
+  expect(tier.stats().outOfServiceReason).toMatch(/whose maxmemory is 1048576; lower bytes or raise maxmemory$/);
+  await othersGoOn(many.filter((hash) => tier.lookup(space, [hash]) === 0));
+  await victim.cli('config', 'set', 'maxmemory', '0');
+  await until(() => partitionsOut() === 0, 'all of them');
+  expect(heldOf(many)).toEqual(many);
+});
+
 it('a directory that is gone costs its partition', async () => {
   tier = await openIt();
   expect(await writeAll(many)).toEqual(all('stored', many));

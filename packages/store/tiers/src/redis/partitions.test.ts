@@ -16,6 +16,10 @@ const [one, two] = [namespaceNamed('one'), namespaceNamed('two')];
 const hashes = Array.from({ length: 20_000 }, (_, i) => hashNamed(i));
 const gone = new KvError('IO', 'redis: Connection is closed.', { retry: true });
 const silent = new KvError('IO', 'redis: Command timed out', { retry: true });
+const foreign = new KvError(
+  'CONFIG',
+  'redis: kvtier:{p1}:blocks is a string; choose another keyPrefix, or remove that key',
+);
 const turn = (): Promise<void> => new Promise((resolve) => void setImmediate(resolve));
 
 /** A millisecond at each look: a slice is some looks long, whatever the machine does. */
@@ -31,6 +35,11 @@ class Rig {
   readonly calls: string[] = [];
   /** What fails, by call: "open 2". */
   readonly failing = new Map<string, KvError>();
+  /** Calls without an answer. */
+  readonly silent = new Set<string>();
+  /** By partition: what INFO says. */
+  readonly infos = new Map<number, string | Promise<string>>();
+  #isListing = false;
   readonly directories: Directory[];
   readonly partitions: Partitions;
 
@@ -45,11 +54,17 @@ class Rig {
         ...{ partition: { index, base: `{p${index}}:` }, isOpen: false, nonsense: 0, capacityBytes: 256 },
         open: async () => {
           call('open');
+          if (this.silent.has(`open ${index}`)) await new Promise(() => {});
           this.calls.push(`listed ${this.#listedOf(index)}`);
           directory.isOpen = true;
           return true;
         },
         list: async () => {
+          if (!directory.isOpen) throw new KvError('CANCELLED', 'redis: it was lost meanwhile', { retry: true });
+          if (this.#isListing) throw new Error('two are listed at once');
+          this.#isListing = true;
+          await Promise.resolve();
+          this.#isListing = false;
           for (const hash of has) if (partitionOf(hash, count) === index) this.set(hash);
           call('list');
         },
@@ -61,7 +76,10 @@ class Rig {
       return directory as unknown as Directory;
     });
     const commands = {
-      ...{ address: () => undefined, command: async () => '' },
+      ...{
+        address: () => undefined,
+        command: async ({ index }: { index: number }) => (await this.infos.get(index)) ?? '',
+      },
       resetServer: ({ index }: { index: number }) => this.calls.push(`reset ${index}`),
     } as unknown as RedisCommands;
     const values = { probe: async () => 'ok' } as unknown as Values;
@@ -75,7 +93,8 @@ class Rig {
 
   /** Numbers of those that came in. */
   async enter(): Promise<number[]> {
-    const { directories } = await this.partitions.open();
+    await this.partitions.mended();
+    const { directories } = await this.partitions.open(false);
     await this.partitions.list(directories);
     return directories.filter((each) => this.partitions.isIn(each)).map(({ partition }) => partition.index);
   }
@@ -128,10 +147,64 @@ it('one that leaves is unlisted in slices, told as removed, and opened anew only
   rig.index.checkIntegrity();
 });
 
-it('where one server has all, one that fails ends the listing', async () => {
+it('a server that cannot hold its share: who starts changes nothing at any, who was in service leaves that one out', async () => {
+  const rig = new Rig();
+  rig.infos.set(2, 'maxmemory:1023\r\nmaxmemory_policy:noeviction\r\n');
+  const { directories, failed } = await rig.partitions.open(true);
+  expect([directories, failed.map(({ code }) => code), rig.calls]).toEqual([[], ['CONFIG'], []]);
+  expect(await rig.enter()).toEqual([0, 1, 3]);
+  expect(rig.calls.filter((call) => call.startsWith('open'))).toEqual(['open 0', 'open 1', 'open 3']);
+});
+
+it('keys of others in one: who starts opens none after it, who was in service leaves that one out', async () => {
+  const rig = new Rig();
+  rig.failing.set('open 1', foreign);
+  expect((await rig.partitions.open(true)).failed).toEqual([foreign]);
+  expect(rig.calls).toEqual(['open 0', 'listed 0', 'open 1']);
+  expect(await rig.enter()).toEqual([0, 2, 3]);
+});
+
+it('one whose server says nothing holds up no other, and is not asked again before it has ended', async () => {
+  const rig = new Rig();
+  rig.silent.add('open 1');
+  const came: number[] = [];
+  const mend = (): void => rig.partitions.mend(({ partition }) => came.push(partition.index));
+  mend();
+  while (came.length < 3) await turn();
+  expect([came, rig.partitions.outCount]).toEqual([[0, 2, 3], 1]);
+  rig.calls.length = 0;
+  rig.partitions.leave(rig.directories[0]!, gone);
+  mend();
+  while (came.length < 4) await turn();
+  expect([came, rig.calls]).toEqual([
+    [0, 2, 3, 0],
+    ['open 0', 'listed 0', 'list 0'],
+  ]);
+  expect(new Set(rig.held())).toEqual(new Set(kept(1)));
+});
+
+it('all that end while one is tried by itself: it is tried no more', async () => {
+  const rig = new Rig();
+  let answer = (_: string): void => {};
+  rig.infos.set(0, new Promise((resolve) => (answer = resolve)));
+  for (const index of [1, 2, 3]) rig.failing.set(`open ${index}`, gone);
+  rig.partitions.mend(() => {});
+  await turn();
+  rig.partitions.endAll('lost');
+  rig.calls.length = 0;
+  answer('');
+  await rig.partitions.mended();
+  expect([rig.calls, rig.partitions.reason]).toEqual([[], '4 of 4 partitions are out: lost']);
+});
+
+it('where one server has all, one that fails ends the opening, and the listing', async () => {
   const rig = new Rig(hashes, 'single');
+  rig.failing.set('open 1', silent);
+  expect((await rig.partitions.open(false)).failed).toEqual([silent]);
+  expect(rig.calls.filter((call) => call.startsWith('open '))).toEqual(['open 0', 'open 1']);
+  rig.failing.clear();
   rig.failing.set('list 1', gone);
-  const { directories } = await rig.partitions.open();
+  const { directories } = await rig.partitions.open(false);
   expect(await rig.partitions.list(directories)).toEqual([gone]);
   expect(rig.calls.filter((call) => call.startsWith('list '))).toEqual(['list 0', 'list 1']);
   await rig.partitions.close();
@@ -153,7 +226,7 @@ it('all that end while one is unlisted: what is listed after that stays', async 
 it('whatever goes, comes, and is removed meanwhile, and when: in the end what is in is listed, and nothing else', async () => {
   const some = hashes.slice(0, 1_500);
   const step = fc.record({
-    kind: fc.constantFrom('leave', 'enter', 'turn', 'fail', 'drop'),
+    kind: fc.constantFrom('leave', 'enter', 'mend', 'turn', 'fail', 'drop', 'lose'),
     at: fc.nat({ max: count - 1 }),
   });
   const property = fc.asyncProperty(fc.array(step, { maxLength: 30 }), async (steps) => {
@@ -169,7 +242,12 @@ it('whatever goes, comes, and is removed meanwhile, and when: in the end what is
       const directory = rig.directories[at]!;
       if (kind === 'leave' && rig.partitions.isIn(directory)) rig.partitions.leave(directory, gone);
       if (kind === 'enter') entering = entering.then(() => rig.enter());
+      if (kind === 'mend') entering = entering.then(() => rig.partitions.mend(() => {}));
       if (kind === 'turn') await turn();
+      if (kind === 'lose') {
+        rig.partitions.endAll('lost');
+        rig.index.clear();
+      }
       if (kind === 'fail') rig.failing.set(`open ${at}`, gone);
       if (kind === 'drop') for (const hash of some.slice(at * 9, at * 9 + 3)) rig.index.remove(one, hash);
     }

@@ -4,13 +4,14 @@
  *     out ──open──▶ opened ──list──▶ in ──lost──▶ out, and unlisted in slices ──▶ opened ...
  *
  * Invariants: of one that is out and was unlisted nothing is in the index, and no command of the tier is sent for it; it is not opened before
- * it was unlisted. `open` and `list` are not called while one of them runs.
+ * it was unlisted. `open` and `list` take all that are out together, when the tier comes in, and are not called while anything of them or
+ * of `mend` runs. That takes each by itself, while others are in.
  */
 import { KvError } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
 import { asRedisError } from '@kvtier/redis';
 import type { Directory } from './directory.ts';
-import type { Partition, RedisCommands } from './redis-commands.ts';
+import type { RedisCommands } from './redis-commands.ts';
 import type { RedisIndex } from './redis-index.ts';
 import { checkServer } from './server-check.ts';
 import type { RedisTierOptions } from './settings.ts';
@@ -48,6 +49,15 @@ export class Partitions {
   /** Those that the next pass over the index unlists. */
   #leaving = new Set<number>();
   #unlisted: Promise<void> = Promise.resolve();
+  /** Those that `mend` is trying. */
+  readonly #mending = new Map<Directory, Promise<void>>();
+  /** The end of the last listing that `mend` has begun. */
+  #listing: Promise<void> = Promise.resolve();
+  /** Grows with each end of all: what was tried before it is over. */
+  #life = 0;
+  /** Entries that were listed, and warnings that were given, since those that are out were last tried together. */
+  #listed = 0;
+  readonly #warned = new Set<string>();
 
   constructor(
     options: RedisTierOptions,
@@ -78,61 +88,68 @@ export class Partitions {
     return reason === undefined ? '' : `${this.#out.size} of ${this.#directories.length} partitions are out: ${reason}`;
   }
 
-  /** Take those that are out as they are, or make them. Who fails stays out. */
-  async open(): Promise<Opened> {
+  /**
+   * Take those that are out as they are, or make them. Who fails stays out. All are asked what they are before the first is changed: the
+   * budget of whoever opens one holds for all nodes. `isStrict`: what waiting does not mend, at one of them, ends it.
+   */
+  async open(isStrict: boolean): Promise<Opened> {
     const out = [...this.#out.keys()];
     await this.#unlisted;
-    const { log } = this.#options;
-    const shareBytes = Math.floor(this.#options.settings.bytes / this.#directories.length);
-    const warnings = new Set<string>();
+    this.#begin();
     let isNew = true;
     const failed: KvError[] = [];
-    const openOne = async (directory: Directory): Promise<void> => {
-      const all = this.#directories.map(({ partition }) => partition);
-      warnings.add(await checkServer(this.#commands, directory.partition, all, this.#options.settings));
-      isNew = (await directory.open(all.length, shareBytes)) && isNew;
-    };
-    const tryIt = async (directory: Directory, step: (directory: Directory) => Promise<void>): Promise<void> => {
-      await step(directory).catch((error: unknown) => failed.push(this.#failed(directory, error)));
+    const { mode } = this.#options.settings;
+    // Where one server has all, none of them is better off.
+    const isOver = (): boolean => failed.some(({ retry }) => mode !== 'cluster' || (isStrict && !retry));
+    const tryIt = async (directory: Directory, step: () => Promise<void>): Promise<boolean> => {
+      try {
+        await step();
+        return true;
+      } catch (error) {
+        failed.push(this.#failed(directory, error));
+        return false;
+      }
     };
     // At once: those of a server that says nothing cost one time limit together.
-    await Promise.all(out.map((directory) => tryIt(directory, openOne)));
-    for (const directory of out) {
-      if (directory.isOpen) await tryIt(directory, ({ partition }) => this.#probe(partition));
+    const answers = await Promise.all(out.map((directory) => tryIt(directory, () => this.#check(directory))));
+    const directories: Directory[] = [];
+    for (const directory of out.filter((_, i) => answers[i])) {
+      if (isOver()) break;
+      const openOne = async (): Promise<void> => {
+        isNew = (await this.#openOne(directory)) && isNew;
+      };
+      if (await tryIt(directory, openOne)) directories.push(directory);
     }
-    const directories = out.filter(({ isOpen }) => isOpen);
-    for (const reason of warnings) {
-      if (reason !== '') log.warn({ tier: 'redis', reason }, 'the server may drop blocks by itself');
-    }
-    if (directories.some(({ capacityBytes }) => capacityBytes !== shareBytes)) {
-      const reason =
-        'the servers keep the budget that they have: they refuse writes now, or another node has just set its own; restart this node once they take writes';
-      log.warn({ tier: 'redis', reason }, 'the budget is not the one of this configuration');
-    }
-    return { directories, isNew, failed };
+    return { directories: directories.filter(({ isOpen }) => isOpen), isNew, failed };
   }
 
   /** What these have, one after the other; who was listed is in. Returns why others were not. */
   async list(directories: readonly Directory[]): Promise<KvError[]> {
-    let listed = 0;
-    const onPage = (count: number): void => {
-      const before = Math.floor(listed / progressEntries);
-      listed += count;
-      if (Math.floor(listed / progressEntries) > before) this.#options.log.info({ tier: 'redis', listed }, 'listing');
-    };
     const failed: KvError[] = [];
     for (const directory of directories) {
       try {
-        await this.#listOne(directory, onPage);
+        await this.#listOne(directory);
       } catch (error) {
         failed.push(this.#failed(directory, error));
         if (this.#options.settings.mode !== 'cluster') break; // one server has all
-        continue;
       }
-      // Ended in just this moment: it is out.
-      if (directory.isOpen) this.#out.delete(directory);
     }
     return failed;
+  }
+
+  /** Each of those that are out is tried by itself: none waits for a server that says nothing, but its own. `onIn`: one was listed. */
+  mend(onIn: (directory: Directory) => void): void {
+    if (this.#mending.size === 0) this.#begin();
+    for (const directory of this.#out.keys()) {
+      if (this.#mending.has(directory)) continue;
+      const mending = this.#mendOne(directory, onIn).finally(() => this.#mending.delete(directory));
+      this.#mending.set(directory, mending);
+    }
+  }
+
+  /** Nothing that `mend` has begun goes on. */
+  async mended(): Promise<void> {
+    await Promise.all(this.#mending.values());
   }
 
   /** It is out; its blocks are unlisted from this turn on. */
@@ -146,30 +163,90 @@ export class Partitions {
 
   /** All are out; the caller empties the index. */
   endAll(reason: string): void {
+    this.#life++;
     for (const directory of this.#directories) {
       directory.end();
       this.#out.set(directory, reason);
     }
   }
 
-  /** What is unlisted now is. */
+  /** What is tried now has ended, and what is unlisted now is. */
   async close(): Promise<void> {
+    await this.mended();
     await this.#unlisted;
   }
 
-  async #probe(partition: Partition): Promise<void> {
-    const probe = await this.#values.probe(partition);
-    if (probe !== 'ok') throw asRedisError(new Error(`values cannot be moved: ${probe}`));
+  async #mendOne(directory: Directory, onIn: (directory: Directory) => void): Promise<void> {
+    const life = this.#life;
+    const isOver = (): boolean => life !== this.#life;
+    try {
+      await this.#unlisted;
+      if (isOver()) return;
+      await this.#check(directory);
+      if (isOver()) return;
+      await this.#openOne(directory);
+      // In turn: each is many answers to read.
+      const listing = this.#listing.then(() => this.#listOne(directory));
+      this.#listing = listing.catch(() => {});
+      await listing;
+      onIn(directory);
+    } catch (error) {
+      if (!isOver()) this.#failed(directory, error);
+    }
   }
 
-  async #listOne(directory: Directory, onPage: (count: number) => void): Promise<void> {
+  get #shareBytes(): number {
+    return Math.floor(this.#options.settings.bytes / this.#directories.length);
+  }
+
+  #begin(): void {
+    this.#listed = 0;
+    this.#warned.clear();
+  }
+
+  async #check({ partition }: Directory): Promise<void> {
+    const all = this.#directories.map((each) => each.partition);
+    const reason = await checkServer(this.#commands, partition, all, this.#options.settings);
+    if (reason !== '') this.#warn(reason, 'the server may drop blocks by itself');
+  }
+
+  /** Returns whether it is new and empty. */
+  async #openOne(directory: Directory): Promise<boolean> {
+    const isNew = await directory.open(this.#directories.length, this.#shareBytes);
+    const probe = await this.#values.probe(directory.partition);
+    if (probe !== 'ok') throw asRedisError(new Error(`values cannot be moved: ${probe}`));
+    if (directory.capacityBytes !== this.#shareBytes) {
+      const reason =
+        'the servers keep the budget that they have: they refuse writes now, or another node has just set its own; restart this node once they take writes';
+      this.#warn(reason, 'the budget is not the one of this configuration');
+    }
+    return isNew;
+  }
+
+  /** It is in, unless it has ended in just this moment. */
+  async #listOne(directory: Directory): Promise<void> {
     const before = directory.nonsense;
-    await directory.list(onPage);
+    await directory.list((count) => this.#onPage(count));
     await directory.poll();
     const entries = directory.nonsense - before;
-    if (entries === 0) return;
-    const { base } = directory.partition;
-    this.#options.log.warn({ tier: 'redis', base, entries }, 'entries that are none were removed from the directory');
+    if (entries > 0) {
+      const { base } = directory.partition;
+      this.#options.log.warn({ tier: 'redis', base, entries }, 'entries that are none were removed from the directory');
+    }
+    if (directory.isOpen) this.#out.delete(directory);
+  }
+
+  #onPage(count: number): void {
+    const before = Math.floor(this.#listed / progressEntries);
+    this.#listed += count;
+    if (Math.floor(this.#listed / progressEntries) === before) return;
+    this.#options.log.info({ tier: 'redis', listed: this.#listed }, 'listing');
+  }
+
+  #warn(reason: string, message: string): void {
+    if (this.#warned.has(reason)) return;
+    this.#warned.add(reason);
+    this.#options.log.warn({ tier: 'redis', reason }, message);
   }
 
   #failed(directory: Directory, thrown: unknown): KvError {

@@ -2,7 +2,7 @@
  * The commands' way to Redis: the scripts and commands of a partition, on the server that has it. Invariants: every call ends within
  * the time limit; replies of one partition come in the order in which the server made them (one connection a server).
  */
-import { KvError } from '@kvtier/errors';
+import { KvError, within } from '@kvtier/errors';
 import { type RedisAddress, RedisClient, type RedisLogin } from '@kvtier/redis';
 import { Cluster, type Redis } from 'ioredis';
 import type { Reply } from './replies.ts';
@@ -10,6 +10,8 @@ import { allScripts, keyNames, type Script } from './scripts.ts';
 import type { RedisSettings } from './settings.ts';
 
 const slotCount = 16_384;
+/** A client asks one server after the other who has what: the first may be the one that says nothing. */
+const topologyMs = 200;
 type Argument = string | number | Buffer;
 
 /** Keys of one partition: one hash tag, one slot. */
@@ -122,14 +124,15 @@ export class RedisCommands {
     this.#client.now((client) => (client instanceof Cluster ? client.refreshSlotsCache(() => {}) : undefined));
   }
 
-  /** Ask the cluster anew which server has what; at its end, well or not, what is known is as new as it can be. */
+  /** Ask the cluster anew which server has what. What is not known in a moment is known later: this waits no longer. */
   async topologyRefreshed(): Promise<void> {
-    const refresh = (client: Redis | Cluster): Promise<void> =>
-      new Promise((resolve) => {
+    const asking = new Promise<void>((resolve) => {
+      this.#client.now((client) => {
         if (client instanceof Cluster) client.refreshSlotsCache(() => resolve());
         else resolve();
       });
-    await this.#client.ask(refresh).catch(() => {}); // who is asked next says why
+    });
+    await within('redis', topologyMs, () => asking).catch(() => {}); // who is asked next says why
   }
 
   close(): void {

@@ -38,20 +38,29 @@ export class RedisService {
   #life = 0;
   #busy: Promise<void> = Promise.resolve();
   #entering: Promise<void> = Promise.resolve();
+  /** It has been in service: what cannot work at one server of a Cluster since then keeps the others out no more. */
+  #wasIn = false;
   /** Partitions that are out are tried again. */
   #mendTimer: NodeJS.Timeout | undefined;
   #mendBackoffMs = firstBackoffMs;
   #isMending = false;
   #mending: Promise<void> = Promise.resolve();
+  /** Those whose changes are asked for now. */
+  readonly #polling = new Map<Directory, Promise<boolean>>();
   /** Why the server last refused a command that it may take later. */
   #refusal = '';
   connectionsLost = 0;
 
   /** KvError CONFIG for what cannot work. */
-  constructor(options: RedisTierOptions, index: RedisIndex, node: string) {
+  constructor(
+    options: RedisTierOptions,
+    index: RedisIndex,
+    node: string,
+    connect = (onLost: (reason: string) => void): RedisCommands => new RedisCommands(options.settings, onLost),
+  ) {
     this.#options = options;
     this.#index = index;
-    this.#commands = new RedisCommands(options.settings, (reason) => this.fail(reason));
+    this.#commands = connect((reason) => this.fail(reason));
     this.values = new Values(this.#commands, options, (line) => {
       this.connectionsLost++;
       if (this.#state === 'in') options.log.warn({ tier: 'redis', reason: line }, 'a transfer broke');
@@ -130,6 +139,7 @@ export class RedisService {
     this.values.close();
     this.#commands.close();
     await Promise.all([this.#busy, this.#mending, this.#entering.catch(() => {})]); // who began it was told
+    await Promise.all(this.#polling.values());
     await this.#partitions.close();
   }
 
@@ -166,13 +176,12 @@ export class RedisService {
       return;
     }
     log.warn({ tier: 'redis', base, reason: error.message }, 'a partition is out of service');
-    this.#mendBackoffMs = firstBackoffMs;
-    this.#mendLater();
+    this.#mendSoon();
   }
 
   /** One at a time: what was begun before a loss ends soon, as all that it had opened has ended. */
   #enter(): Promise<void> {
-    const before = Promise.allSettled([this.#entering, this.#mending]);
+    const before = Promise.allSettled([this.#entering, this.#mending]).then(() => this.#partitions.mended());
     this.#entering = before.then(() => this.#enterNow());
     return this.#entering;
   }
@@ -183,7 +192,7 @@ export class RedisService {
     await this.#commands.ready(settings.timeLimitMs);
     await this.#commands.loadScripts();
     if (life !== this.#life) return;
-    const { directories, isNew, failed } = await this.#partitions.open();
+    const { directories, isNew, failed } = await this.#partitions.open(!this.#wasIn);
     this.#mayGoOn(failed);
     if (life !== this.#life) return;
     // From here on losses empty the index again.
@@ -192,23 +201,34 @@ export class RedisService {
     this.#mayGoOn(await this.#partitions.list(directories));
     if (life !== this.#life) return;
     this.#state = 'in';
+    this.#wasIn = true;
     this.#backoffMs = firstBackoffMs;
     log.info({ tier: 'redis', blocks: this.#index.count, isNew }, 'the redis tier is in service');
     this.#poll();
     if (this.#partitions.outCount === 0) return;
     log.warn({ tier: 'redis', reason: this.#partitions.reason }, 'some partitions are out of service');
-    this.#mendBackoffMs = firstBackoffMs;
-    this.#mendLater();
+    this.#mendSoon();
   }
 
-  /** What waiting does not mend is thrown, and what leaves nothing to be in service; servers of a Cluster may come later. */
+  /**
+   * What waiting does not mend is thrown of a configuration that has not worked yet, and what leaves nothing to be in service; servers of a
+   * Cluster may come later.
+   */
   #mayGoOn(failed: readonly KvError[]): void {
     const [first] = failed;
     if (first === undefined) return;
     const lasting = failed.find(({ retry }) => !retry);
-    if (lasting !== undefined) throw lasting;
+    if (!this.#wasIn && lasting !== undefined) throw lasting;
     const { mode } = this.#options.settings;
-    if (mode !== 'cluster' || this.directories.every(({ isOpen }) => !isOpen)) throw first;
+    if (mode !== 'cluster' || this.directories.every(({ isOpen }) => !isOpen)) throw lasting ?? first;
+  }
+
+  /** One has just gone: it may be back at once, however long others have been away. */
+  #mendSoon(): void {
+    this.#mendBackoffMs = firstBackoffMs;
+    clearTimeout(this.#mendTimer);
+    this.#mendTimer = undefined;
+    this.#mendLater();
   }
 
   #mendLater(): void {
@@ -221,21 +241,19 @@ export class RedisService {
 
   /** Those that are out are tried again, while the others go on. */
   async #mend(): Promise<void> {
+    if (this.#partitions.outCount === 0) return;
     const life = this.#life;
     this.#isMending = true;
     this.#mendBackoffMs = Math.min(maxBackoffMs, this.#mendBackoffMs * 2);
     await this.#commands.topologyRefreshed();
-    if (life === this.#life) {
-      const { directories } = await this.#partitions.open();
-      await this.#partitions.list(directories);
-      for (const directory of directories) {
-        if (!this.isIn(directory)) continue;
-        const { base } = directory.partition;
-        this.#options.log.info({ tier: 'redis', base }, 'a partition is in service again');
-      }
-    }
     this.#isMending = false;
-    if (life === this.#life && this.#partitions.outCount > 0) this.#mendLater();
+    if (life !== this.#life) return;
+    this.#partitions.mend((directory) => {
+      if (!this.isIn(directory)) return;
+      const { base } = directory.partition;
+      this.#options.log.info({ tier: 'redis', base }, 'a partition is in service again');
+    });
+    this.#mendLater();
   }
 
   async #recover(): Promise<void> {
@@ -257,19 +275,31 @@ export class RedisService {
     }
   }
 
+  /** Those that have not answered yet sit out a round: two polls of one at once would tell old news last, and no other waits for it. */
   #poll(): void {
     this.#later(this.#options.pollMs ?? defaultPollMs, async () => {
-      const life = this.#life;
-      // Each to its end: two polls of one directory at once would tell old news last.
-      const directories = this.directories.filter((directory) => this.isIn(directory));
-      const polls = await Promise.allSettled(directories.map((directory) => directory.poll()));
-      if (polls.every(({ status }) => status === 'fulfilled')) this.#refusal = '';
+      const asked = this.directories.filter((each) => this.isIn(each) && !this.#polling.has(each));
+      for (const directory of asked) this.#polling.set(directory, this.#pollOne(directory));
+      void Promise.all(asked.map((each) => this.#polling.get(each))).then((answers) => {
+        if (answers.length > 0 && answers.every((isAnswered) => isAnswered)) this.#refusal = '';
+      });
       this.values.leaveFormer(this.directories.map(({ partition }) => partition));
-      for (const [i, poll] of polls.entries()) {
-        if (poll.status === 'rejected' && life === this.#life) this.commandFailed(poll.reason, directories[i]!);
-      }
-      if (life === this.#life && this.#state === 'in') this.#poll();
+      this.#poll();
     });
+  }
+
+  /** Returns whether it was answered. */
+  async #pollOne(directory: Directory): Promise<boolean> {
+    const life = this.#life;
+    try {
+      await directory.poll();
+      return true;
+    } catch (error) {
+      if (life === this.#life) this.commandFailed(error, directory);
+      return false;
+    } finally {
+      this.#polling.delete(directory);
+    }
   }
 
   #later(ms: number, then: () => Promise<void>): void {
