@@ -86,7 +86,7 @@ describe('at pods', () => {
       at.post('/v1/chat/completions', { model: 'pods', messages }, { headers: inTime });
     // At 2,000 tokens a second its bytes alone would be read for minutes.
     const pictures = [1, 2].map((fill) => ask(chatOf(textOf('What is this?'), imageOf(fill))));
-    await vi.waitUntil(() => pods.every(({ seen }) => seen.length === 1), patience);
+    await vi.waitUntil(() => pods.flatMap(({ seen }) => seen).length === 2, patience);
     const small = ask([{ role: 'user', content: 'hi' }]);
     const smallSeen = () => pods.flatMap(({ seen }) => seen).find(({ body }) => body.length < 1_000);
     await vi.waitUntil(() => smallSeen() !== undefined, patience);

@@ -341,14 +341,10 @@ export class BlockPool {
     this.#evict(distinct);
   }
 
-  /** Forget every block that carries a hash of this chain, in all groups. */
-  evictChain(hashes: BlockHashes): void {
-    for (let index = 0; index < hashes.blockCount; index++) {
-      const query = this.#rows.query(hashes, index);
-      for (let group = 0; group < this.#indexes.length; group++)
-        for (let block = this.#find(query, group); block !== undefined; block = this.#find(query, group))
-          this.#evict([block]);
-    }
+  /** Forget those of these blocks that carry a hash of this chain. */
+  evictOf(hashes: BlockHashes, blocks: Iterable<number>): void {
+    const chain = new Set(Array.from({ length: hashes.blockCount }, (_, index) => hashes.keyAt(index)));
+    this.evict([...blocks].filter((block) => this.#rows.has(block) && chain.has(this.#rows.keyOf(block)!)));
   }
 
   /** Forget everything that is cached; refused while any block is held. */

@@ -355,8 +355,8 @@ export class KvCacheManager implements PrefixCache {
     this.#pool.evict(blocks);
   }
 
-  forget({ hashes }: Pick<CacheRequest, 'hashes'>): void {
-    this.#pool.evictChain(hashes);
+  forget({ hashes }: Pick<CacheRequest, 'hashes'>, suspects: GroupBlocks): void {
+    this.#pool.evictOf(hashes, suspects.flat());
   }
 
   /** Forget everything cached; false, and nothing done, while any block is held. */

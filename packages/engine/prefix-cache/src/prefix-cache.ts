@@ -72,10 +72,10 @@ export interface PrefixCache {
   /** Hold cached blocks of one chain, in its order, beyond their request's life; the result lets them go, once. */
   hold(blocks: readonly number[]): () => void;
   /**
-   * What this request's tokens have computed is in doubt: no request finds it any more, whoever computed it and whoever goes on with it. Who
-   * holds such blocks keeps them; those that a connector has are its own.
+   * These blocks were this request's, and one of them is damaged: no request finds them any more, as far as they still hold what they held
+   * for it. Who holds them keeps them; what a connector has of them is its own. `suspects`: its tables of then.
    */
-  forget(request: PrefixCacheRequest): void;
+  forget(request: PrefixCacheRequest, suspects: GroupBlocks): void;
   resetPrefixCache(): boolean;
   recordLookup(queriedTokens: number, hitTokens: number, preempted: boolean): void;
   takeStats(): PrefixCacheStatsSnapshot;

@@ -14,7 +14,7 @@
  * (`holdsBlocks`), and in 'finished' only while a step or a load still uses them (`executing`, or an entry of `Loads`).
  */
 import type { ChainHasher } from '@kvtier/identity';
-import type { PrefixCacheRequest, RequestDescription } from '@kvtier/prefix-cache';
+import type { GroupBlocks, PrefixCacheRequest, RequestDescription } from '@kvtier/prefix-cache';
 import { AwaitedPrompt } from './awaited-prompt.ts';
 import { CheckedHashes } from './checked-hashes.ts';
 import type { Head } from './head.ts';
@@ -63,8 +63,11 @@ export class EngineRequest implements PrefixCacheRequest {
   hasHit = false;
   /** It has drawn no token over a hit, and computes all of its tokens itself. */
   skipReadingPrefixCache = false;
-  /** It does, and nothing of that is findable, or offered, before it has drawn a token: only then is the hit known to be at fault. */
-  isTrial = false;
+  /**
+   * Blocks that it had then, in its tables. Until it draws a token, nothing that it computes is findable, or offered: only then are these
+   * known to be at fault.
+   */
+  suspects: GroupBlocks | undefined;
   /** Loads that came short of every prefix that the request could go on from. */
   lostLoads = 0;
   /** It was passed over because as many as may load from the tier, or wait for other workers. */

@@ -48,7 +48,7 @@ export class Room {
 
   /** Its blocks can be hit until they are reused. */
   release(request: EngineRequest): void {
-    if (!request.isTrial) this.#options.exports.giveUp(request);
+    if (!request.suspects) this.#options.exports.giveUp(request);
     this.#options.kv.free(request.id);
     request.holdsBlocks = false;
     request.computedTokens = 0;

@@ -150,7 +150,7 @@ export class Scheduler {
     request.executing = false;
     request.computedTokens += count;
     this.load.settle(request);
-    if (request.isTrial) return;
+    if (request.suspects) return;
     this.#kv.cacheBlocks(request, request.computedTokens);
     if (request.state !== 'running') return;
     if (request.head?.isOverdue && request.head.isLoading) {
@@ -179,9 +179,10 @@ export class Scheduler {
 
   /** It draws a token in the step that is over: where it began anew, its hit was at fault, and nobody is to find that again. */
   proved(request: EngineRequest): void {
-    if (!request.isTrial) return;
-    request.isTrial = false;
-    this.#kv.forget(request);
+    const { suspects } = request;
+    if (!suspects) return;
+    request.suspects = undefined;
+    this.#kv.forget(request, suspects);
   }
 
   /**
@@ -194,7 +195,7 @@ export class Scheduler {
     this.discarded(request);
     if (request.state !== 'running' || request.head || !request.hasHit || request.skipReadingPrefixCache) return false;
     request.skipReadingPrefixCache = true;
-    request.isTrial = true;
+    request.suspects = this.#kv.blockTables(request.id).map((table) => [...table]);
     request.mayLoad = false;
     request.engineHitTokens = 0;
     request.loadedByTier = {};

@@ -12,7 +12,7 @@ import type { RadixNode } from './radix-node.ts';
 export const radixPolicies = ['lru', 'lfu', 'fifo', 'mru', 'filo', 'priority'] as const;
 export type RadixPolicy = (typeof radixPolicies)[number];
 
-/** The smallest goes first; equal ones by the time of their last use. */
+/** The smallest goes first, behind what nothing leads to any more; equal ones by the time of their last use. */
 const rankOf: Readonly<Record<RadixPolicy, (node: RadixNode) => number>> = {
   lru: (node) => node.lastAccess,
   lfu: (node) => node.hits,
@@ -43,7 +43,8 @@ export class EvictionQueue {
   #lastStamp = 0;
 
   constructor(policy: RadixPolicy) {
-    this.#rank = rankOf[policy];
+    const rank = rankOf[policy];
+    this.#rank = (node) => (node.isForgotten ? Number.NEGATIVE_INFINITY : rank(node));
   }
 
   /** Leaves that may be evicted. */

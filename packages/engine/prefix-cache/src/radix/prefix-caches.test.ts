@@ -9,6 +9,7 @@ import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { KvCacheManager } from '../kv-cache-manager.ts';
 import { type PrefixCache, type PrefixCacheRequest, prefixCacheKinds } from '../prefix-cache.ts';
+import { radixPolicies } from './eviction-queue.ts';
 import { RadixCache } from './radix-cache.ts';
 import { NaivePrefixes } from './testing/naive-prefixes.ts';
 
@@ -130,10 +131,16 @@ class Bench {
   forget(which: number): void {
     const request = this.requests[which % this.requests.length];
     if (!request) return;
-    this.cache.forget(request);
+    const table = this.cache.blockTables(request.id);
+    this.cache.forget(request, table);
     this.check();
-    expect(this.naive.longest(request.tokens, request.extraKey)).toBe(0);
-    expect(this.cache.getComputedBlocks(request).tokens).toBe(0);
+    const found = this.cache.getComputedBlocks(request).blocks[0]!;
+    expect(found.filter((block) => table[0]!.includes(block))).toEqual([]);
+    expect(found.length).toBe(this.naive.longest(request.tokens.slice(0, -1), request.extraKey));
+    // As it was at the first time: it may be that, or nobody else's.
+    this.cache.forget(request, table);
+    this.check();
+    expect(this.cache.getComputedBlocks(request).blocks[0]).toEqual(found);
   }
 
   check(): void {
@@ -233,6 +240,24 @@ it('finds the same with both structures while nothing has to go', () => {
   );
 });
 
+it.each(prefixCacheKinds)(
+  '%s: what was forgotten and computed anew stays, however often that is said of the old blocks',
+  (kind) => {
+    const bench = new Bench(kind, 30);
+    const prompt = [0, 1, 0, 1, 1, 1];
+    bench.admit([...prompt, 0], '', 1);
+    const [first] = bench.requests;
+    const suspects = bench.cache.blockTables(first!.id).map((table) => [...table]);
+    bench.cache.forget(first!, suspects);
+    bench.check();
+    bench.admit([...prompt, 1, 1, 0], '', 1);
+    bench.cache.forget(first!, suspects);
+    bench.check();
+    bench.admit([...prompt, 1, 1, 1], '', 1);
+    expect(bench.hitTokens).toEqual([0, 0, 8]);
+  },
+);
+
 describe('the radix cache', () => {
   it('exchanges blocks that another request entered first, and frees its own', () => {
     const bench = new Bench('radix', 20);
@@ -258,6 +283,32 @@ describe('the radix cache', () => {
     bench.check();
     bench.admit([1, 1, 0, 0, 1, 1, 0, 0], '', 1);
     expect(bench.hitTokens).toEqual([0, 4]);
+  });
+
+  it.each(radixPolicies)('evicts what was forgotten before all others: %s', (policy) => {
+    const cache = new RadixCache({ blockCount: 13, blockTokens, maxModelTokens: 100, policy });
+    const naive = new NaivePrefixes(blockTokens);
+    const run = (id: string, tokens: readonly number[], priority = 0): void => {
+      const request = Object.assign(new FakeRequest(id, tokens, '', naive), { priority });
+      const hit = cache.getComputedBlocks(request);
+      expect(cache.allocateSlots(request, tokens.length - hit.tokens, { computed: hit })).not.toBeNull();
+    };
+    for (const id of ['often', 'and', 'again']) run(id, [0, 0, 0, 1], 9);
+    run('long', [0, 0, 1, 0, 1, 1, 0, 0, 1, 0], 9);
+    const held = new FakeRequest('held', [0, 0, 0, 1, 1, 1], '', naive);
+    run('held', held.tokens, 9);
+    for (const id of ['often', 'and', 'again', 'long']) cache.free(id);
+    cache.forget(held, cache.blockTables('held'));
+    cache.free('held');
+    // All of the pool: there is room for these, and for nothing that was before.
+    const good = [0, 1, 2, 3].map((which) => [which, which, 0, 0, 1, 1]);
+    for (const tokens of good) {
+      run(`${tokens}`, tokens);
+      cache.free(`${tokens}`);
+    }
+    const found = good.map((tokens) => cache.getComputedBlocks(new FakeRequest('?', [...tokens, 9], '', naive)).tokens);
+    expect([found, cache.cachedBlockCount]).toEqual([[6, 6, 6, 6], 12]);
+    cache.checkIntegrity();
   });
 
   it('with caching off finds nothing and frees all', () => {

@@ -160,7 +160,7 @@ export class RadixCache implements PrefixCache {
     this.#tables.delete(requestId);
     const { node, blocks, cachedBlocks } = table;
     if (node) {
-      if (!this.#tree.isForgotten(node)) this.#tree.touch(node);
+      if (!node.isForgotten) this.#tree.touch(node);
       this.#tree.unlock(node);
     }
     for (let i = blocks.length - 1; i >= cachedBlocks; i--) this.#free.push(blocks[i]!);
@@ -198,8 +198,10 @@ export class RadixCache implements PrefixCache {
   }
 
   /** Also what else begins with the same block. Until they are evicted, `cachedBlockCount` has these blocks. */
-  forget(request: PrefixCacheRequest): void {
+  forget(request: PrefixCacheRequest, suspects: GroupBlocks): void {
     const { tokenCount, extraKey } = request;
+    // Else they have been forgotten, or evicted, and what is there is somebody's who computed it anew.
+    if (!suspects[0]!.some((block) => this.#tree.nodeOf(block)?.isForgotten === false)) return;
     for (const pages of this.#tree.forget(request.tokenIds(0, tokenCount), extraKey)) this.#tellRemoved(pages);
   }
 
@@ -293,7 +295,7 @@ export class RadixCache implements PrefixCache {
 
   /** One BlockStored for the blocks that are new in the tree. */
   #announce(request: PrefixCacheRequest, { blocks, node }: Table, first: number, end: number): void {
-    if (first === end || this.#tree.isForgotten(node!)) return;
+    if (first === end || node!.isForgotten) return;
     const { hashes, description } = request;
     const { blockTokens } = this;
     const blockHashes: HashKey[] = [];

@@ -29,6 +29,8 @@ export class RadixNode {
   /** Requests that used the node. */
   hits = 0;
   priority: number;
+  /** No sequence leads here any more: it goes before all others. */
+  isForgotten: boolean;
   /** Which of its entries in the eviction queue is the valid one. */
   stamp = 0;
 
@@ -41,6 +43,7 @@ export class RadixNode {
     this.lastAccess = now;
     this.created = now;
     this.priority = priority;
+    this.isForgotten = parent?.isForgotten ?? false;
   }
 
   get isLeaf(): boolean {

@@ -223,7 +223,7 @@ export class RadixTree {
   }
 
   /**
-   * Nothing that begins as `tokens` do, by their first page, is matched any more. Its pages stay until they are evicted, and who holds some
+   * Nothing that begins as `tokens` do, by their first page, is matched any more. Its pages are the next to be evicted, and who holds some
    * goes on with them, out of reach. Yields them, node by node.
    */
   *forget(tokens: Int32Array, extraKey: string): Iterable<Int32Array> {
@@ -238,16 +238,11 @@ export class RadixTree {
     top.parent = apart;
     const open = [top];
     for (let node = open.pop(); node; node = open.pop()) {
+      node.isForgotten = true;
+      if (node.stamp > 0) this.#queue.put(node);
       yield node.pages.subarray(0, node.pageCount);
       for (const child of node.children.values()) open.push(child);
     }
-  }
-
-  /** No sequence leads to this node any more. */
-  isForgotten(node: RadixNode): boolean {
-    let root = node;
-    while (root.parent) root = root.parent;
-    return root.extraKey.startsWith(forgotten);
   }
 
   /** Every sequence that ends in a leaf, for tests and debugging. */

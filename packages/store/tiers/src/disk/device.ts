@@ -325,7 +325,11 @@ export class DiskDevice {
     if (this.#lock.isGone()) await this.files.run((files) => native.fileFolder(files, this.dir));
     const isAnother = !this.#lock.isOurs();
     this.#lock.take();
-    if (isAnother) this.#badPlaces.clear(); // another folder's segments are numbered from 1 on, too
+    if (isAnother) {
+      // Another folder's segments are numbered from 1 on, too.
+      this.#badPlaces.clear();
+      this.#removed.clear();
+    }
     try {
       await this.files.run((files) => native.filePrepare(files, path, pageBytes));
     } catch (error) {

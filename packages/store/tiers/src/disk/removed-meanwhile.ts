@@ -73,6 +73,13 @@ export class RemovedMeanwhile {
     if (!this.#names.has(name) && this.#mayAdd()) this.#names.add(name);
   }
 
+  /** The device has another folder: nothing that was removed lies there. */
+  clear(): void {
+    this.#places.clear();
+    this.#names.clear();
+    this.#count = 0;
+  }
+
   /** The device has a new life, which takes over what is still to be marked. */
   end(pool: SegmentPool): void {
     this.#places.clear();

@@ -1,5 +1,5 @@
-/** A Cluster one of whose servers says nothing: how long whoever asks which server has what waits for it. */
-import { Cluster } from 'ioredis';
+/** A Cluster one of whose servers says nothing, or refuses: what that costs whoever asks all of them. */
+import { Cluster, type Redis } from 'ioredis';
 import { afterEach, expect, it, vi } from 'vitest';
 import { RedisCommands } from './redis-commands.ts';
 import { defaultSettings, type RedisSettings } from './settings.ts';
@@ -29,3 +29,19 @@ it('which server has what: asked of the one that says nothing, that is waited fo
   await vi.advanceTimersByTimeAsync(1);
   expect(isOver).toBe(true);
 });
+
+it.each(['NOPERM this user has no permissions', 'Connection is closed.'])(
+  'scripts that one server does not take (%s) are of no consequence to the others, but where nothing was in service yet and waiting mends nothing',
+  async (reason) => {
+    commands = new RedisCommands(settings, () => {});
+    const loaded: string[] = [];
+    const well = { call: async (...args: string[]) => loaded.push(args[2]!) } as unknown as Redis;
+    const ill = { call: () => Promise.reject(new Error(reason)) } as unknown as Redis;
+    vi.spyOn(Cluster.prototype, 'nodes').mockReturnValue([ill, well]);
+    await commands.loadScripts(false);
+    expect(loaded.length).toBeGreaterThan(3);
+    if (reason.startsWith('NOPERM'))
+      await expect(commands.loadScripts(true)).rejects.toMatchObject({ code: 'CONFIG', retry: false });
+    else await commands.loadScripts(true);
+  },
+);

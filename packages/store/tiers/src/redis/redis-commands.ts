@@ -58,14 +58,17 @@ export class RedisCommands {
     return this.#client.ready(limitMs);
   }
 
-  /** Has every server know the scripts, so that calling one is one round trip. One of a Cluster that is gone learns them when they are called. */
-  async loadScripts(): Promise<void> {
+  /**
+   * Has every server know the scripts, so that calling one is one round trip. One of a Cluster that is gone learns them when they are called;
+   * so does one that refuses, unless `isStrict`.
+   */
+  async loadScripts(isStrict: boolean): Promise<void> {
     const isCluster = this.#settings.mode === 'cluster';
     const loadAt = async (server: Redis): Promise<void> => {
       try {
         for (const { lua } of allScripts) await this.#client.ask(() => server.call('SCRIPT', 'LOAD', lua));
       } catch (error) {
-        if (!isCluster || !(error instanceof KvError) || !error.retry) throw error;
+        if (!isCluster || !(error instanceof KvError) || (isStrict && !error.retry)) throw error;
       }
     };
     const servers = this.#client.now((client) => (client instanceof Cluster ? client.nodes('master') : [client]));

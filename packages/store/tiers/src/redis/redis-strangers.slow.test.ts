@@ -227,7 +227,7 @@ describe('values that no entry names', () => {
     const settings = { ...defaultSettings, servers: [server.url], bytes: 2 << 20, partBytes: 4096 };
     const links = [0, 1].map(() => new RedisCommands(settings, () => {}));
     await Promise.all(links.map((commands) => commands.ready(2_000)));
-    for (const commands of links) await commands.loadScripts();
+    for (const commands of links) await commands.loadScripts(true);
     const [partition] = links[0]!.partitions();
     await lua(`for i = 1, 50 do redis.call('SET', '${base}v:old.' .. i .. ':0', 'old') end`);
     // The first one looks at what is there, and acts on it only after the second one has made a directory and begun to write.

@@ -25,7 +25,13 @@ class Servers {
   readonly partitions = (): Partition[] =>
     Array.from({ length: count }, (_, index) => ({ index, base: `{p${index}}:`, keys: [], slot: index }));
   ready = async (): Promise<void> => {};
-  loadScripts = async (): Promise<void> => {};
+  /** One that refuses everything refuses these, too. */
+  loadScripts = async (isStrict: boolean): Promise<void> => {
+    for (const answer of isStrict ? this.instead.values() : [])
+      await answer().catch((error: KvError) => {
+        if (!error.retry) throw error;
+      });
+  };
   topologyRefreshed = async (): Promise<void> => {};
   address = ({ index }: Partition) => ({ host: 'a', port: index, name: `a:${index}` });
   reset = (): void => {};

@@ -190,7 +190,7 @@ export class RedisService {
     const { settings, log } = this.#options;
     const life = this.#life;
     await this.#commands.ready(settings.timeLimitMs);
-    await this.#commands.loadScripts();
+    await this.#commands.loadScripts(!this.#wasIn);
     if (life !== this.#life) return;
     const { directories, isNew, failed } = await this.#partitions.open(!this.#wasIn);
     this.#mayGoOn(failed);
