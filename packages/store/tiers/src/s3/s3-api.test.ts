@@ -82,9 +82,13 @@ it('an empty listing is one; a 200 with an error or a page in it is no listing, 
 
 it('a listing that is cut off is none: what it does not name is not gone', async () => {
   const cut = none.replace('>false<', '>true<');
-  await answering(cut, async (api, deadlineMs) => {
-    await expect(api.list('', deadlineMs)).rejects.toMatchObject({ code: 'PROTOCOL' });
-  });
+  await answering(
+    cut,
+    async (api, deadlineMs) => {
+      await expect(api.list('', deadlineMs)).rejects.toMatchObject({ code: 'PROTOCOL' });
+    },
+    3_000,
+  );
 });
 
 it('a write whose 200 does not say what it has stored is looked for', async () => {
