@@ -189,9 +189,9 @@ export abstract class ChainQueues implements EvictionPolicy {
     return list < this.#queues ? list : none;
   }
 
-  /** A new entry comes into this queue; `parent`: tracked, or undefined. */
-  protected track(queue: number, entry: EntryIndex, parent: EntryIndex | undefined): void {
-    this.enqueue(queue, entry, parent);
+  /** A new entry comes into this queue; `parent`: tracked, or undefined; `comesLate`: as of `InsertHint`. */
+  protected track(queue: number, entry: EntryIndex, parent: EntryIndex | undefined, comesLate = false): void {
+    this.enqueue(queue, entry, comesLate ? undefined : parent);
     this.#place(this.links.add(entry, parent));
   }
 

@@ -17,7 +17,7 @@ export class FifoPolicy extends ChainQueues {
 
   insert(entry: EntryIndex, _nowUs: number, hint?: InsertHint): void {
     const parent = hint?.parent !== undefined && this.has(hint.parent) ? hint.parent : undefined;
-    this.track(queue, entry, parent);
+    this.track(queue, entry, parent, hint?.comesLate);
   }
 
   touch(entry: EntryIndex, _nowUs: number): void {

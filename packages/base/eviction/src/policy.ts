@@ -15,6 +15,11 @@ export interface InsertHint {
    */
   readonly parent?: EntryIndex | undefined;
   /**
+   * That one stands far behind what came last. Where no touch brings it forward, the dependent comes as what has no parent does; a policy of
+   * that kind looks for dependents before it chooses.
+   */
+  readonly comesLate?: boolean;
+  /**
    * What the entry is, in 52 bits of its hash: policies that remember what they evicted (ghosts) know it again by this, as
    * entries' numbers are reused.
    */

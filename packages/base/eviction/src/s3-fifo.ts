@@ -49,11 +49,11 @@ export class S3FifoPolicy extends ChainQueues {
   }
 
   insert(entry: EntryIndex, _nowUs: number, hint?: InsertHint): void {
-    const { parent, name } = hint ?? {};
+    const { parent, name, comesLate = false } = hint ?? {};
     const returns = name !== undefined && this.#ghosts.has(name);
     const above = parent !== undefined && this.has(parent) ? parent : undefined;
-    const isBesideYoung = above !== undefined && this.queueOf(above) === small;
-    this.track(returns && !isBesideYoung ? main : small, entry, above);
+    const isBesideYoung = above !== undefined && !comesLate && this.queueOf(above) === small;
+    this.track(returns && !isBesideYoung ? main : small, entry, above, comesLate);
     if (returns) this.#ghosts.delete(name);
     this.#growTo(entry);
     this.#names[entry] = name ?? noName;

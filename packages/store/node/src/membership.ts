@@ -49,7 +49,7 @@ export function joinCluster(
   const record = { name, peer: at && { host: at.host, port: at.port }, events: eventsNow() };
   const refuse = (key: string, place: string): KvError =>
     new KvError('CONFIG', `membership.${key}: ${place} is no address to connect to; give one that others reach`);
-  if (record.peer !== null && (isWildcard(record.peer.host) || record.peer.port === 0)) {
+  if (record.peer !== null && isWildcard(record.peer.host)) {
     throw refuse('peer', `${record.peer.host}:${record.peer.port}`);
   }
   for (const place of [record.events?.endpoint, record.events?.replayEndpoint]) {

@@ -9,7 +9,6 @@ import { silent } from '@kvtier/placement/testing';
 import { systemClock } from '@kvtier/runtime';
 import { packed, RawClient } from '@kvtier/session/testing';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
-import { freePort } from '../../../../infra/ports.ts';
 import { RedisServer } from '../../../../infra/redis/servers.ts';
 import { followPeers } from './membership.ts';
 import { type CacheNode, openCacheNode } from './node.ts';
@@ -37,7 +36,7 @@ async function open(name: string): Promise<CacheNode> {
     arena: { bytes: 16 << 20, dir: '/dev/shm' },
     disk: null,
     peers: {
-      ...{ listen: { host: '127.0.0.1', port: await freePort(), dataPort: 0 }, peers: [], security },
+      ...{ listen: { host: '127.0.0.1', port: 0, dataPort: 0 }, peers: [], security },
       ...{ streams: 2, readLimitMs: 2_000, maxBlocks: 10_000 },
     },
     membership: { redis: memberServers([server.url]), leaseMs: 1_500, name },

@@ -210,7 +210,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
     };
     if (options.membership) {
       const { followPeers, joinCluster } = await import('./membership.ts');
-      const listening = { peer: options.peers?.listen ?? null, events: events?.source ?? null };
+      const listening = { peer: peers?.listening ?? null, events: events?.source ?? null };
       const member = joinCluster(options.membership, listening, log);
       undo.push(() => member.close());
       if (peers !== null && options.membership.followPeers !== false) {

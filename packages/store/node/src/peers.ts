@@ -28,6 +28,8 @@ export interface Peers {
    * a block that this node reads itself, fulfilled when that has ended. `endPin`: somebody has shown a ticket there.
    */
   serve(below: Tier | undefined, arriving: Arriving, endPin: EndPin): Promise<() => Promise<void>>;
+  /** Where peers reach it, once it serves; null: nowhere. */
+  readonly listening: { readonly host: string; readonly port: number } | null;
   /** What they count beside the tier, by name. */
   gauges(): Readonly<Record<string, number>>;
   /** After the tier and the server have been closed. */
@@ -54,6 +56,9 @@ export function openPeers(
       const opened = await PeerServer.open({ ...listen, ...node, loops, below, arriving, endPin, security });
       server = opened;
       return () => opened.close();
+    },
+    get listening() {
+      return listen && server ? { host: listen.host, port: server.port } : null;
     },
     gauges: () => {
       const { peers = 0, sentBlocks = 0, sentBytes = 0, declined = 0, corrupt = 0, unknown = 0 } = server?.counts ?? {};

@@ -21,6 +21,11 @@ export interface ArenaTop extends Tier {
   /** Write the header and make the block visible. */
   publish(namespace: Namespace, block: BlockFields, slot: number): void;
   get(namespace: Namespace, hash: HashKey): (ArenaBlock & Pick<BlockFields, 'parent'>) | undefined;
+  /**
+   * Of a listed block: so many bytes were published since it was used last, or came to where nobody had used what is before it. What is
+   * next to its parent in the order of eviction has stood there as long as that one.
+   */
+  publishedSince(namespace: Namespace, hash: HashKey): number;
   /** Counted. A block that is removed while pinned is unlisted at once and freed at its last unpin. */
   pin(namespace: Namespace, hash: HashKey): void;
   unpin(namespace: Namespace, hash: HashKey): void;

@@ -12,6 +12,12 @@ import type { NamespaceState } from './fetches.ts';
 import type { StoreParts } from './parts.ts';
 import { isStepEnd, type Steps, stepping } from './steps.ts';
 
+/** A chain that grows is said to be in use so often while its room is filled once. */
+const touchesOfTurnover = 4;
+
+/** Of a block's tiers. */
+const inArena = 1;
+
 export type ReserveStatus = 'reserved' | 'held' | 'busy' | 'refused';
 
 export interface Reservation {
@@ -69,6 +75,7 @@ export class SessionWrites {
         this.#letGo(hash, kept);
       }
       yield* this.#used(hashes.filter((_, index) => out[index]?.status === 'held'));
+      if (parent !== null && out.some(({ status }) => status === 'reserved')) yield* this.#keepWarm(parent);
       return out;
     } finally {
       for (const hash of kept) this.#letGo(hash, kept);
@@ -211,6 +218,27 @@ export class SessionWrites {
     } finally {
       pumpWriteDowns(); // a tier may want them now, and no commit need follow
     }
+  }
+
+  /**
+   * A chain that grows is in use, and nobody names its beginning again: an answer that takes longer than the arena takes to turn over would
+   * lose what it stands on, and be refused from there on. Told to the arena alone, a few times a turnover: below it nothing is so short.
+   */
+  *#keepWarm(parent: HashKey): Steps<void> {
+    const { arena, limits, recency, tenants } = this.#parts;
+    const { namespace } = this.#state;
+    const room = Math.min(arena.stats().capacityBytes, tenants.limitBytes(this.#traits.tenant, 0));
+    if (arena.publishedSince(namespace, parent) < room / touchesOfTurnover) return;
+    const chain: HashKey[] = [];
+    for (let hash: HashKey | null = parent; hash !== null; ) {
+      const block = arena.get(namespace, hash);
+      // Who gave the parents can have made a circle of them.
+      if (block === undefined || chain.length === limits.maxTouchBlocks) break;
+      chain.push(hash);
+      hash = block.parent;
+      if (chain.length % stepping.looked === 0) yield;
+    }
+    recency.used(namespace, chain.reverse(), chain.length, new Uint8Array(chain.length).fill(inArena));
   }
 
   /** Returns whether the block was not there yet. */

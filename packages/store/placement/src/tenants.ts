@@ -146,6 +146,11 @@ export class Tenants {
     return id;
   }
 
+  /** What this tenant may hold of a tier. */
+  limitBytes(tenant: number, bit: number): number {
+    return this.#accounts[tenant]![bit]?.limitBytes ?? Number.POSITIVE_INFINITY;
+  }
+
   /** Room for one more block, out of the tenant's own ones if need be; it counts from now on. False: refused, counted. */
   reserve(tenant: number, bit: number, bytes: number): boolean {
     const account = this.#accounts[tenant]![bit];

@@ -122,6 +122,11 @@ export class ModelArena implements ArenaTop {
     return this.#listed.get(namespace.key + hash);
   }
 
+  /** None: a new block is the warmest, wherever its parent stands. */
+  publishedSince(): number {
+    return 0;
+  }
+
   pin(namespace: Namespace, hash: HashKey): void {
     const block = this.#listed.get(namespace.key + hash);
     invariant(block !== undefined, 'pin of an unlisted block');

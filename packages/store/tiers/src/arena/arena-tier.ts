@@ -171,7 +171,7 @@ export class ArenaTier implements Tier {
     const pins = this.#leavingOf(namespace, hash)?.[0]?.pins ?? { count: 0 };
     const usedUs = this.#nowUs();
     const about = { namespace, hash, parent, slot, slotBytes, payloadBytes, checksum, expiresS };
-    const entry: Entry = { ...about, index, pins, usedUs };
+    const entry: Entry = { ...about, index, pins, usedUs, placedAtBytes: this.#classes.publishedBytes };
     sizeClass.add(entry);
     this.#bySlot.set(slot, entry);
     let blocks = this.#index.get(namespace.key);
@@ -185,6 +185,12 @@ export class ArenaTier implements Tier {
 
   get(namespace: Namespace, hash: HashKey): (ArenaBlock & Pick<BlockFields, 'parent'>) | undefined {
     return this.#find(namespace, hash);
+  }
+
+  /** See `ArenaTop.publishedSince` of packages/store/placement. */
+  publishedSince(namespace: Namespace, hash: HashKey): number {
+    const entry = this.#find(namespace, hash);
+    return entry === undefined ? 0 : this.#classes.publishedBytes - entry.placedAtBytes;
   }
 
   /** Counted. Balanced by `unpin`. */
@@ -337,6 +343,8 @@ export class ArenaTier implements Tier {
       ...this.#order,
       isIdle: (entry) => this.#isIdle(entry),
       nameOf,
+      publishedBytes: () => this.#classes.publishedBytes,
+      farBytes: this.#allocator.capacityBytes / 64,
       parentOf: ({ namespace, parent }) => {
         const above = parent === null ? undefined : this.#find(namespace, parent);
         return above?.slotBytes === slotBytes ? above : undefined;

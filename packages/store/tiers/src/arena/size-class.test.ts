@@ -11,6 +11,7 @@ interface Block {
   readonly index: number;
   isKept: boolean;
   readonly usedUs: number;
+  placedAtBytes: number;
 }
 
 /** Blocks 0 to `count`, in this order, of which the first `kept` may not go; these are one chain if `isChain`. */
@@ -27,6 +28,8 @@ class World {
       mayPass,
       isIdle: ({ isKept }) => ++this.looks > 0 && !isKept,
       nameOf: ({ name }) => name,
+      publishedBytes: () => this.blocks.length,
+      farBytes: Number.POSITIVE_INFINITY,
       parentOf: ({ parent }) => {
         this.parentsAsked++;
         const above = parent === undefined ? undefined : this.blocks[parent]!;
@@ -39,7 +42,14 @@ class World {
   }
 
   put(isKept: boolean, parent?: number): void {
-    const block = { name: this.blocks.length, parent, index: this.class.nextIndex, isKept, usedUs: 0 };
+    const block = {
+      name: this.blocks.length,
+      parent,
+      index: this.class.nextIndex,
+      isKept,
+      usedUs: 0,
+      placedAtBytes: 0,
+    };
     this.blocks.push(block);
     this.live.add(block);
     this.class.add(block);

@@ -16,11 +16,16 @@ import { manyPassed, mostPassed, victimPassingOver } from '../kit/passing-over.t
 /** Policies that know again what they evicted: for others no name is made of each block that comes. */
 const withNames: ReadonlySet<PolicyName> = new Set(['s3-fifo']);
 
+/** Policies of which no touch changes a block's place: far behind what came last, a parent is no place for a new child. */
+const byArrival: ReadonlySet<PolicyName> = new Set(['fifo', 's3-fifo']);
+
 export interface Ranked {
   /** Its number in the policy. */
   readonly index: EntryIndex;
   /** When it was published or used last. */
   readonly usedUs: number;
+  /** Of `publishedBytes`: when it came to its place, or its parent did, next to which it stands. */
+  placedAtBytes: number;
 }
 
 export interface SizeClassOptions<E> {
@@ -31,6 +36,10 @@ export interface SizeClassOptions<E> {
   readonly parentOf: (entry: E) => E | undefined;
   /** What it is (`InsertHint.name`). */
   readonly nameOf: (entry: E) => number;
+  /** Of all blocks of all sizes that ever came. */
+  readonly publishedBytes: () => number;
+  /** So many bytes after a parent came to its place, a child of it comes as any other block does. */
+  readonly farBytes: number;
   /** So many in use keep their place; default: 64. */
   readonly mayPass?: number | undefined;
 }
@@ -57,9 +66,13 @@ export class SizeClass<E extends Ranked> {
   add(entry: E): void {
     this.#freeIndexes.pop();
     this.#entries[entry.index] = entry;
-    const { policy, parentOf, nameOf } = this.#options;
+    const { policy, parentOf, nameOf, publishedBytes, farBytes } = this.#options;
     const name = withNames.has(policy) ? nameOf(entry) : undefined;
-    this.#policy.insert(entry.index, entry.usedUs, { parent: parentOf(entry)?.index, name });
+    const parent = parentOf(entry);
+    const comesLate =
+      parent !== undefined && byArrival.has(policy) && publishedBytes() - parent.placedAtBytes > farBytes;
+    this.#policy.insert(entry.index, entry.usedUs, { parent: parent?.index, comesLate, name });
+    if (parent !== undefined && !comesLate) entry.placedAtBytes = parent.placedAtBytes;
   }
 
   remove(entry: E): void {
@@ -71,6 +84,7 @@ export class SizeClass<E extends Ranked> {
 
   touch(entry: E): void {
     this.#policy.touch(entry.index, entry.usedUs);
+    if (!byArrival.has(this.#options.policy)) entry.placedAtBytes = this.#options.publishedBytes();
   }
 
   /** Nobody uses it any more. */

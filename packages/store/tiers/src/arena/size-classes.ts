@@ -18,13 +18,17 @@ export class SizeClasses<E extends Ranked> {
   /** The one whose blocks nobody has used for longest comes first. */
   readonly #rows = new Map<number, Row<E>>();
   #latest: Row<E> | undefined;
-  /** Of all blocks that ever came. */
   #publishedBytes = 0;
   /** Sizes of which no slab could be emptied, until something of theirs is let go of. */
   readonly #stuck = new Set<number>();
 
   constructor(make: (slotBytes: number) => SizeClass<E>) {
     this.#make = make;
+  }
+
+  /** Of all blocks that ever came. */
+  get publishedBytes(): number {
+    return this.#publishedBytes;
   }
 
   get(slotBytes: number): SizeClass<E> | undefined {

@@ -175,6 +175,7 @@ export class Control {
   }
 
   #handle(message: Received): void {
+    if (this.ended) return; // by one before it, of those that waited
     if (this.#listening && this.#holds === 0) this.#onMessage(message);
     else if (this.#waiting.length < maxWaiting) this.#waiting.push(message);
     else this.end(new KvError('PROTOCOL', 'peer: it speaks out of turn; run nodes of one version'));

@@ -100,6 +100,49 @@ it.each([
   await loops.close();
 });
 
+it('what came behind a message that ends the connection, while all of them waited, is not heard', async () => {
+  const honest = await liar(() => Buffer.alloc(0));
+  let dialled = 0;
+  const stored = (sequence: number, tier: 0 | 1, hash: number) =>
+    ({ kind: 'change', sequence, tier, change: 'stored', namespace: space, hashes: [hashNamed(hash)] }) as const;
+  const port = await listen((socket) => {
+    void greet(socket, sharedSecret(), 8n, new Slices(), () => {}).then(
+      ({ control }: { control: Control }) => {
+        control.listen(() => {});
+        dialled++;
+        if (dialled > 1) return control.send({ kind: 'welcome', session, dataPort: 1, heartbeatMs: 60_000 });
+        const cleared = {
+          kind: 'change',
+          sequence: 3,
+          tier: 0,
+          change: 'cleared',
+          namespace: null,
+          hashes: [],
+        } as const;
+        control.send(
+          ...[{ kind: 'welcome', session, dataPort: 1, heartbeatMs: 60_000 } as const, stored(1, 0, 10)],
+          ...[stored(2, 1, 11), cleared, { kind: 'welcome', session, dataPort: 1, heartbeatMs: 1 } as const],
+          stored(4, 0, 12),
+        );
+      },
+      () => {},
+    );
+  });
+  const loops = loopsOf(bench, sharedSecret());
+  const tier = fetchingTier(bench, loops, [honest], { streams: 1 });
+  await until('the honest one is there', () => tier.lookup(space, hashes) === 4);
+  tier.setPeers([
+    { host: '127.0.0.1', port: honest },
+    { host: '127.0.0.1', port },
+  ]);
+  await until('it is dialled again', () => dialled >= 2);
+  expect(tier.lookup(space, [hashNamed(12)])).toBe(0);
+  expect(tier.lookup(space, hashes)).toBe(4);
+  tier.checkIntegrity();
+  await tier.close();
+  await loops.close();
+});
+
 it('one whose connection ends right behind its welcome is dialled again', async () => {
   let dialled = 0;
   const port = await listen((socket) => {

@@ -1,0 +1,114 @@
+/** A chain that grows more slowly than the arena turns over: what its blocks stand on is named once, and is in use all the while. */
+import { rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { native } from '@kvtier/data-plane';
+import { policyNames } from '@kvtier/eviction';
+import { type HashKey, headerBytes } from '@kvtier/identity';
+import { ArenaTier } from '@kvtier/tiers';
+import { hashNamed, namespaceNamed } from '@kvtier/tiers/testing';
+import { afterEach, expect, it, vi } from 'vitest';
+import type { Holdings } from './holdings.ts';
+import type { StoreOptions } from './parts.ts';
+import { Store } from './store.ts';
+import { ManualClock, silent } from './testing/model.ts';
+
+const slots = 512;
+const payloadBytes = 4096 - headerBytes;
+const n = namespaceNamed('n');
+const names = (name: string, count: number): HashKey[] =>
+  Array.from({ length: count }, (_, at) => hashNamed(`${name}${at}`));
+
+let close = (): void => {};
+afterEach(() => close());
+
+function storeOf(more: Partial<StoreOptions> & { readonly policy?: (typeof policyNames)[number] } = {}) {
+  const { policy, ...options } = more;
+  const file = join(tmpdir(), `kvtier-growing-${process.pid}`);
+  const bytes = (slots + 1) * 4096;
+  const handle = native.arenaCreate(file, bytes, 1);
+  const clock = new ManualClock();
+  const order = policy === undefined ? {} : { policy };
+  const arena = new ArenaTier({ arena: handle, arenaBytes: bytes, nowUs: () => clock.nowUs(), ...order });
+  const touch = vi.spyOn(arena, 'touch');
+  const verify = async (_: unknown, blocks: readonly unknown[]): Promise<boolean[]> => blocks.map(() => true);
+  const store = new Store({ arena, lower: [], readHeader: () => undefined, verify, clock, log: silent, ...options });
+  close = () => {
+    touch.mockRestore();
+    native.arenaClose(handle);
+    rmSync(file, { force: true });
+  };
+  return { arena, clock, store, touch };
+}
+
+/** Reserves and commits at once; why blocks were refused. */
+function put(session: Holdings, parent: HashKey | null, hashes: readonly HashKey[]): string[] {
+  const taken = session.reserve(parent, hashes);
+  const own = taken.flatMap(({ slot }) => slot ?? []);
+  session.commit(
+    own,
+    own.map(() => 0n),
+  );
+  return taken.flatMap(({ reason }) => reason || []);
+}
+
+it.each(policyNames)('%s: an answer of two turnovers is held from its prompt on', (policy) => {
+  const { arena, store, touch } = storeOf({ policy });
+  const session = store.open(n, payloadBytes, 16);
+  const chain = names('prompt', 16);
+  expect(put(session, null, chain)).toEqual([]);
+  for (let step = 0; step < 64; step++) {
+    expect(put(session, null, names(`others ${step}.`, slots / 32))).toEqual([]);
+    const next = hashNamed(`answer ${step}`);
+    expect(put(session, chain.at(-1)!, [next])).toEqual([]);
+    chain.push(next);
+  }
+  expect(arena.lookup(n, chain)).toBe(chain.length);
+  // Four times a turnover, and each time from the root on.
+  expect(touch.mock.calls.length).toBeLessThanOrEqual(9);
+  for (const [, hashes] of touch.mock.calls) expect(hashes).toEqual(chain.slice(0, hashes.length));
+  // It is not kept for ever: nothing is said of one that has ended. (Frequencies do not age: by them it was used more than all others.)
+  for (let step = 0; step < 40; step++) put(session, null, names(`later ${step}.`, slots / 32));
+  if (policy !== 'lfu') expect(arena.lookup(n, chain)).toBe(0);
+  arena.checkIntegrity();
+});
+
+it('of a tenant with a quota the turnover is that of its quota', () => {
+  const { arena, store } = storeOf({ quotas: { small: { arena: 64 * payloadBytes } } });
+  const session = store.open(n, payloadBytes, 16, { tenant: 'small' });
+  const chain = names('prompt', 8);
+  expect(put(session, null, chain)).toEqual([]);
+  for (let step = 0; step < 32; step++) {
+    expect(put(session, null, names(`others ${step}.`, 8))).toEqual([]);
+    const next = hashNamed(`answer ${step}`);
+    expect(put(session, chain.at(-1)!, [next])).toEqual([]);
+    chain.push(next);
+  }
+  expect(arena.lookup(n, chain)).toBe(chain.length);
+});
+
+it('a long chain is told over several turns, and one that says to be its own parent does not keep the node', () => {
+  const { arena, clock, store, touch } = storeOf({ limits: { touchBatchBlocks: 64, maxTouchBlocks: 300 } });
+  const session = store.open(n, payloadBytes, 16);
+  const chain = names('prompt', 200);
+  expect(put(session, null, chain)).toEqual([]);
+  for (let step = 0; step < 10; step++) put(session, null, names(`others ${step}.`, 16));
+  expect(put(session, chain.at(-1)!, [hashNamed('answer')])).toEqual([]);
+  while (clock.pending > 0) clock.advance(0);
+  expect(touch.mock.calls.map(([, hashes]) => hashes)).toEqual([
+    chain.slice(136),
+    chain.slice(72, 136),
+    chain.slice(8, 72),
+    chain.slice(0, 8),
+  ]);
+  // a → b → a
+  const [a, b] = names('circle', 2) as [HashKey, HashKey];
+  put(session, null, [a, b]);
+  arena.remove(n, [a], 'corrupt');
+  put(session, b, [a]);
+  for (let step = 0; step < 10; step++) put(session, null, names(`more ${step}.`, 16));
+  touch.mockClear();
+  expect(put(session, a, [hashNamed('after the circle')])).toEqual([]);
+  while (clock.pending > 0) clock.advance(0);
+  expect(touch.mock.calls.flatMap(([, hashes]) => hashes).length).toBe(300);
+});
