@@ -47,7 +47,8 @@ class Engine:
         for metric in self.llm.get_metrics():
             value = getattr(metric, "value", None)
             if value is not None:
-                found[metric.name] = found.get(metric.name, 0) + value
+                name = "_".join(filter(None, (metric.name, metric.labels.get("reason"))))
+                found[name] = found.get(name, 0) + value
         known = {short: found.get("vllm:" + name, 0) for short, name in (
             ("external_queries", "external_prefix_cache_queries"), ("external_hits", "external_prefix_cache_hits"),
             ("local_hits", "prefix_cache_hits"), ("preemptions", "num_preemptions"))}

@@ -28,7 +28,7 @@ from kvtier.requests import TierState, ranges_of
 from kvtier.vllm.groups import Group, Prefixes, Unsupported, groups_of
 from kvtier.vllm.guard import TROUBLES_TO_STOP, Troubles, harmless
 from kvtier.vllm.hints import Hints
-from kvtier.vllm.known import Known
+from kvtier.vllm.known import DENIALS, Known, denial
 from kvtier.vllm.messages import KvtierWorkerMetadata, Part, Rank, StorePlan, packed
 from kvtier.vllm.staging import _Leased
 from kvtier.vllm.stats import COUNTERS, GAUGES, KvtierPromMetrics, KvtierStats, Since
@@ -326,10 +326,11 @@ class Messages(unittest.TestCase):
     def test_metrics(self) -> None:
         since = Since()
         first = since.take({"lookups": 3, "denied_lookup": 1, "denied_missing": 1})
-        self.assertEqual(first.data if first else None, {"lookups": 3, "denied": 2})
+        self.assertEqual(first.data if first else None, {"lookups": 3, "denied_lookup": 1, "denied_missing": 1})
         self.assertIsNone(since.take({"lookups": 3, "denied_lookup": 1, "denied_missing": 1}))
-        second = since.take({"lookups": 5})
-        self.assertEqual(first.aggregate(second).data, {"lookups": 5, "denied": 2})  # type: ignore[union-attr, arg-type]
+        second = since.take({"lookups": 5, "denied_missing": 3})
+        both = {"lookups": 5, "denied_lookup": 1, "denied_missing": 3}
+        self.assertEqual(first.aggregate(second).data, both)  # type: ignore[union-attr, arg-type]
 
     def test_tiers_are_what_was_said_last(self) -> None:
         half = types.SimpleNamespace(
@@ -391,6 +392,12 @@ class Messages(unittest.TestCase):
         made.observe({"lookups": 5, "unknown": 1, "tiers": {"disk": {"hits": 3, "unknown": 1}}})
         made.observe({"tiers": {"disk": {"hits": 4}}}, 7)
         self.assertEqual(told, {("vllm:kvtier_lookups", "0"): 5, ("kvtier_tier_hits", "0", "disk"): 3})
+        told.clear()
+        made.observe({"denied_slow": 2, "denied_unheard_of": 1})
+        self.assertEqual(told, {("vllm:kvtier_denied", "0", "slow"): 2})
+
+    def test_what_a_node_says_makes_no_new_series(self) -> None:
+        self.assertEqual([denial("not attached"), denial("tier"), denial("a reason of tomorrow")], ["not_attached", "tier", "other"])
 
     def test_metrics_of_prometheus_are_made_anew(self) -> None:
         """vLLM makes them twice in one process, and takes away those of its own prefix."""
@@ -464,6 +471,10 @@ class Messages(unittest.TestCase):
         self.assertEqual(counted - begun - COUNTERS.keys(), set())
         self.assertFalse(COUNTERS.keys() & GAUGES.keys())
         self.assertEqual({f"hints_{outcome}" for outcome in Hints().outcomes(True)} - COUNTERS.keys(), set())
+        claims = (Path(layouts.__file__).parent / "claims.py").read_text()
+        denied = {why.replace(" ", "_") for why in re.findall(r'(?:_deny|_unanswered)\([^"\n]*"([a-z ]+)"', claims)}
+        self.assertEqual(denied, {"lookup", "not_attached", "detached", "too_often", "slow", "missing"})
+        self.assertEqual(denied - DENIALS, set())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvtier.vllm import promises
 from kvtier.vllm.groups import Group, Prefixes
-from kvtier.vllm.known import Known, Loading
+from kvtier.vllm.known import Known, Loading, denial
 from kvtier.vllm.lookups import Lookups
 from kvtier.vllm.messages import KvtierWorkerMetadata, LoadPlan
 from kvtier.vllm.node import Attached, Node
@@ -272,7 +272,7 @@ class Claims:
 
     def _deny(self, known: Known, why: str) -> tuple[int, bool]:
         known.denied = why
-        self._add(f"denied_{why.replace(' ', '_')}", 1)
+        self._add(f"denied_{denial(why)}", 1)
         return _NOTHING
 
     def leave(self, known: Known) -> None:

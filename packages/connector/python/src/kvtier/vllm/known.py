@@ -12,6 +12,17 @@ from kvtier.vllm.lookups import Lookups
 from kvtier.vllm.messages import Rank
 from kvtier.vllm.staging import Stage
 
+#: Why a request is computed although something might have been held, as metrics tell it; what else a node says is "other".
+DENIALS = frozenset(
+    ("lookup", "not_attached", "detached", "disconnected", "slow", "deadline", "awaited", "missing", "corrupt", "tier", "capacity", "busy")
+    + ("session_limit", "too_often", "other")
+)
+
+
+def denial(why: str) -> str:
+    name = why.replace(" ", "_")
+    return name if name in DENIALS else "other"
+
 
 @dataclass
 class Known:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from kvtier.vllm.bases import KVConnectorPromMetrics, KVConnectorStats
+from kvtier.vllm.known import DENIALS
 from kvtier.vllm.tiers import TIER_FIGURES, tiers_of
 
 PREFIX = "vllm:kvtier_"
@@ -29,7 +30,6 @@ COUNTERS: dict[str, str] = {
     "hints_clipped": "actions of KV hints that keep blocks more shortly than they say",
     "hints_ignored": "actions of KV hints that are not known here, not sound, or of requests with nothing to keep",
     "restaged": "prefixes that were leased anew because the local hit shrank",
-    "denied": "requests that were computed although something might have been held",
     "leases_expired": "leases that ended because the request was not admitted",
     "bad_blocks": "blocks that were found bad in the arena before they were claimed",
     "corrupt_blocks": "blocks that did not match their checksum while they were copied",
@@ -44,6 +44,8 @@ COUNTERS: dict[str, str] = {
     "unknown_answers": "frames of a newer node, of a kind that is not known here; skipped",
     "troubles": "callbacks that failed",
 }
+#: The one counter with a label besides vLLM's: `reason`, of `DENIALS`; told as "denied_" + the reason.
+DENIED = "requests that were computed although something might have been held"
 #: Gauge -> what it says; the name of its metric is `vllm:kvtier_` + the gauge.
 GAUGES: dict[str, str] = {
     "attached": "1 while the engine has a cache node, and all of its ranks have mapped the arena; 0: all is computed",
@@ -124,8 +126,7 @@ class Since:
         for name, count in now.items():
             more = count - self._told.get(name, 0)
             if more:
-                short = "denied" if name.startswith("denied_") else name
-                grown[short] = grown.get(short, 0) + more
+                grown[name] = more
         if not grown:
             return None
         self._told = dict(now)
@@ -172,6 +173,9 @@ class KvtierPromMetrics(KVConnectorPromMetrics):
         for name, text in COUNTERS.items():
             counter = made(name=PREFIX + name, documentation=f"kvtier: {text}.", labelnames=labelnames)
             self._by_name[name] = {engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()}
+        denied = made(name=PREFIX + "denied", documentation=f"kvtier: {DENIED}.", labelnames=[*labelnames, "reason"])
+        for why in sorted(DENIALS):
+            self._by_name[f"denied_{why}"] = {engine: denied.labels(*values, why) for engine, values in per_engine_labelvalues.items()}
         self._gauges: dict[str, dict[int, Any]] = {}
         for name, text in GAUGES.items():
             of_all = gauge(name=PREFIX + name, documentation=f"kvtier: {text}.", labelnames=labelnames)
