@@ -1,12 +1,8 @@
 /** A chain that grows more slowly than the arena turns over: what its blocks stand on is named once, and is in use all the while. */
-import { rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import { native } from '@kvtier/data-plane';
 import { policyNames } from '@kvtier/eviction';
 import { type HashKey, headerBytes } from '@kvtier/identity';
 import { ArenaTier } from '@kvtier/tiers';
-import { hashNamed, namespaceNamed } from '@kvtier/tiers/testing';
+import { hashNamed, namespaceNamed, TestBench } from '@kvtier/tiers/testing';
 import { afterEach, expect, it, vi } from 'vitest';
 import type { Holdings } from './holdings.ts';
 import type { StoreOptions } from './parts.ts';
@@ -24,19 +20,17 @@ afterEach(() => close());
 
 function storeOf(more: Partial<StoreOptions> & { readonly policy?: (typeof policyNames)[number] } = {}) {
   const { policy, ...options } = more;
-  const file = join(tmpdir(), `kvtier-growing-${process.pid}`);
-  const bytes = (slots + 1) * 4096;
-  const handle = native.arenaCreate(file, bytes, 1);
+  const arenaBytes = (slots + 1) * 4096;
+  const bench = new TestBench(arenaBytes);
   const clock = new ManualClock();
   const order = policy === undefined ? {} : { policy };
-  const arena = new ArenaTier({ arena: handle, arenaBytes: bytes, nowUs: () => clock.nowUs(), ...order });
+  const arena = new ArenaTier({ arena: bench.arena, arenaBytes, nowUs: () => clock.nowUs(), ...order });
   const touch = vi.spyOn(arena, 'touch');
   const verify = async (_: unknown, blocks: readonly unknown[]): Promise<boolean[]> => blocks.map(() => true);
   const store = new Store({ arena, lower: [], readHeader: () => undefined, verify, clock, log: silent, ...options });
   close = () => {
     touch.mockRestore();
-    native.arenaClose(handle);
-    rmSync(file, { force: true });
+    bench.dispose();
   };
   return { arena, clock, store, touch };
 }
