@@ -13,7 +13,7 @@ it('copies move every layout, find every flipped byte, and keep what they use', 
   return runs('test_copies', { env: { KVTIER_TEST_SUMS: sums.join(',') } });
 });
 it("copies of a GPU's memory, on the emulator: every layout, every flipped byte, pins refused, a device that hangs", () =>
-  runs('test_device_copies'));
+  runs('test_device_copies test_device_hangs'));
 it('nothing that a node says harms the engine', () => runs('test_lies'));
 it('beside an older node and a newer one: what is not known is skipped and counted', () => runs('test_mixed_versions'));
 it('what the table of held blocks lacks is not asked for, and what is held is never lacking', () => runs('test_held'));

@@ -33,12 +33,12 @@ void CheckOptions(const kvtier_options& options) {
   }
 }
 
+}  // namespace
+
 std::chrono::steady_clock::time_point After(int64_t wait_us) {
   constexpr int64_t kLongest = int64_t{3600} * 1'000'000;
   return std::chrono::steady_clock::now() + std::chrono::microseconds(std::clamp<int64_t>(wait_us, 0, kLongest));
 }
-
-}  // namespace
 
 Client::Client(const kvtier_options& options) : options_(options) {
   CheckOptions(options);
@@ -46,7 +46,7 @@ Client::Client(const kvtier_options& options) : options_(options) {
     Start(loads_, "kvtier-load", options.load_threads, 0);
     Start(stores_, "kvtier-store", options.store_threads, options.store_niceness);
   } catch (const std::exception& error) {
-    Close(3'600'000'000);
+    Close(After(3'600'000'000));
     throw Failure(KVTIER_SETUP, std::string("SETUP: no threads for copies (") + error.what() + "); raise the limit of processes");
   }
 }
@@ -285,7 +285,7 @@ bool Client::Abandon(int64_t number) {
   return true;
 }
 
-bool Client::Close(int64_t wait_us) {
+bool Client::Close(std::chrono::steady_clock::time_point until) {
   std::unique_lock lock(mutex_);
   closing_ = true;
   loads_.queue.clear();
@@ -298,7 +298,7 @@ bool Client::Close(int64_t wait_us) {
   ended_.notify_all();
   loads_.ready.notify_all();
   stores_.ready.notify_all();
-  const bool idle = ended_.wait_until(lock, After(wait_us), [this] { return working_ == 0; });
+  const bool idle = ended_.wait_until(lock, until, [this] { return working_ == 0; });
   lock.unlock();
   if (pinner_.joinable()) {
     if (idle) {

@@ -34,6 +34,9 @@ struct Failure : std::runtime_error {
   int32_t status;
 };
 
+// So long from now, at most an hour.
+std::chrono::steady_clock::time_point After(int64_t wait_us);
+
 // An arena, and the lock that says so.
 struct MappedArena {
   std::shared_ptr<Arena> arena;
@@ -41,7 +44,9 @@ struct MappedArena {
   // Under the client's lock.
   std::map<int, std::shared_ptr<DeviceArena>> devices;
   std::shared_ptr<DeviceArena> newest;  // of them
-  ~MappedArena();  // unmaps before the lock ends
+  // Unmaps before the lock ends. What a driver may still have pinned keeps both for ever: of memory that comes to lie there nothing could
+  // be pinned any more.
+  ~MappedArena();
 };
 
 struct Layout {
@@ -103,8 +108,8 @@ class Client {
   bool Abandon(int64_t job);
   kvtier_counts Counts();
 
-  // False: threads still ran after the deadline, and this object must stay for ever.
-  bool Close(int64_t wait_us);
+  // False: threads still ran then, and this object must stay for ever.
+  bool Close(std::chrono::steady_clock::time_point until);
 
  private:
   struct Lane {
@@ -145,7 +150,7 @@ class Client {
   std::map<int64_t, std::shared_ptr<const Mark>> marks_;
   struct Hung {
     int64_t number;
-    std::shared_ptr<Job> job;
+    std::shared_ptr<Job> job;  // null: a few bytes that were looked at
     int device;
     std::function<bool()> settled;
     bool holds;  // its job has not ended
@@ -153,11 +158,12 @@ class Client {
   };
   std::vector<Hung> hung_;
   std::vector<std::pair<int, bool>> asking_;  // device of those that were taken out to be asked, and whether they stand behind a step
-  // Pinning, unpinning and unmapping, which take their time: one thread, when there is first something for it.
+  // Pinning, unpinning, unmapping and freeing a GPU's memory, which take their time: one thread, when there is first something for it.
   std::thread pinner_;
   std::condition_variable pins_;
   std::deque<std::shared_ptr<DeviceArena>> to_pin_;
   std::deque<std::shared_ptr<MappedArena>> retired_;  // that are pinned or have jobs: unmapped when the last job is forgotten
+  std::deque<std::shared_ptr<const Layout>> forgotten_;  // of GPUs: freed when the last job is forgotten
   kvtier_counts counts_{};
   int64_t next_number_ = 1;
   uint32_t working_ = 0;  // threads: ours, and those that wait for a job

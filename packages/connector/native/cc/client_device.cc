@@ -12,6 +12,23 @@ namespace {
 
 constexpr size_t kMostMarks = 4096;
 
+// The first that nobody else keeps is taken out; null: there is none.
+template <class Kept>
+std::shared_ptr<Kept> TakeUnused(std::deque<std::shared_ptr<Kept>>& all) {
+  const auto unused = std::ranges::find_if(all, [](const auto& one) { return one.use_count() == 1; });
+  if (unused == all.end()) return nullptr;
+  auto taken = std::move(*unused);
+  all.erase(unused);
+  return taken;
+}
+
+// A few bytes on their way from or to a device.
+struct Look {
+  explicit Look(size_t bytes) : buffer(bytes, "a look at a layout") {}
+  gpu::PinnedBuffer buffer;
+  gpu::Stream stream;
+};
+
 }  // namespace
 
 bool Client::RunDevicePiece(int64_t number, const std::shared_ptr<Job>& job, size_t first, size_t end) {
@@ -159,16 +176,16 @@ void Client::PinAll() {
       lock.lock();
       continue;
     }
-    const auto free = std::ranges::find_if(retired_, [](const auto& mapped) { return mapped.use_count() == 1; });
-    if (free != retired_.end()) {
-      std::shared_ptr<MappedArena> mapped = std::move(*free);
-      retired_.erase(free);
+    auto mapped = TakeUnused(retired_);
+    auto layout = mapped ? nullptr : TakeUnused(forgotten_);
+    if (mapped || layout) {
       lock.unlock();
       mapped.reset();  // unpins, and unmaps
+      layout.reset();
       lock.lock();
       continue;
     }
-    if (retired_.empty()) {
+    if (retired_.empty() && forgotten_.empty()) {
       pins_.wait(lock);
     } else {
       pins_.wait_for(lock, kAskPeriod);
@@ -216,16 +233,25 @@ int Client::Pinning(int64_t number, int device, std::string* why) {
 void Client::Reach(int device, void* host, uint64_t address, size_t bytes, bool write) {
   try {
     const gpu::OnDevice on(device);
-    gpu::PinnedBuffer buffer(bytes, "a look at a layout");
-    gpu::Stream stream;
-    auto* const place = reinterpret_cast<uint8_t*>(address);
-    if (write) memcpy(buffer.data(), host, bytes);
-    stream.Copy(write ? place : buffer.data(), write ? buffer.data() : place, bytes);
-    if (!stream.Synchronize(int64_t{1000} * options_.device_deadline_ms)) {
-      gpu::Abandon();
+    const auto look = std::make_shared<Look>(bytes);
+    uint8_t *const place = reinterpret_cast<uint8_t*>(address), *const buffer = look->buffer.data();
+    if (write) memcpy(buffer, host, bytes);
+    look->stream.Copy(write ? place : buffer, write ? buffer : place, bytes);
+    if (!look->stream.Synchronize(int64_t{1000} * options_.device_deadline_ms)) {
+      // Put aside like any copy that hangs. The device is not given up for it: arenas would stay pinned after they are unmapped.
+      const auto settled = [device, kept = look]() mutable {
+        gpu::Use(device);
+        if (!kept->stream.Synchronize(0)) return false;
+        kept.reset();  // while that device is this thread's
+        return true;
+      };
+      const std::lock_guard lock(mutex_);
+      hung_.push_back({0, nullptr, device, settled, false});
+      loads_.ready.notify_all();
+      stores_.ready.notify_all();
       throw std::runtime_error("GPU: device " + std::to_string(device) + " has not ended a small copy; restart the engine");
     }
-    if (!write) memcpy(host, buffer.data(), bytes);
+    if (!write) memcpy(host, buffer, bytes);
   } catch (const std::runtime_error& error) {
     throw Failure(KVTIER_SETUP, std::string("SETUP: ") + error.what());
   }

@@ -45,14 +45,21 @@ struct HeldLocks {
 }  // namespace
 
 MappedArena::~MappedArena() {
+  const bool pinned = std::ranges::any_of(devices, [](const auto& one) { return one.second->pinned_bytes() > 0; });
   devices.clear();
   newest.reset();
+  const bool kept = pinned && gpu::Abandoned();
+  if (kept) (void)new std::shared_ptr<Arena>(arena);
   arena.reset();
   if (lock_fd < 0) return;
   HeldLocks& held = HeldLocks::All();
   const std::lock_guard lock(held.mutex);
   held.fds.erase(&lock_fd);
-  close(lock_fd);
+  if (kept) {
+    held.fds.insert(new int(lock_fd));  // a child that is forked ends it all the same
+  } else {
+    close(lock_fd);
+  }
 }
 
 int64_t Client::Map(const std::string& path, uint64_t bytes, uint64_t id, uint64_t lock_byte) {
@@ -148,12 +155,17 @@ uint64_t Client::PayloadBytes(int64_t layout) {
 }
 
 void Client::ForgetLayout(int64_t number) {
-  std::shared_ptr<const Layout> layout;  // ends outside of the lock: to free a GPU's memory waits for all that runs there
+  std::shared_ptr<const Layout> layout;  // a CPU's ends outside of the lock
   const std::lock_guard lock(mutex_);
   const auto found = layouts_.find(number);
   if (found == layouts_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no layout " + std::to_string(number));
   layout = std::move(found->second);
   layouts_.erase(found);
+  if (layout->device == nullptr) return;
+  // To free a GPU's memory waits for all that runs there: neither the caller does, nor who forgets its last job. Without a thread for it
+  // it is freed when the client is closed.
+  forgotten_.push_back(std::move(layout));
+  if (StartPinnerLocked()) pins_.notify_all();
 }
 
 kvtier_counts Client::Counts() {

@@ -1,17 +1,23 @@
 // The C ABI over the client: nothing is thrown across it.
 #include "kvtier.h"
 
+#include <pthread.h>
+
+#include <chrono>
+#include <condition_variable>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "client.h"
 
 // These few words stay for ever: threads of an interpreter run on when its end has closed the client, and their calls are refused.
 struct kvtier_client {
-  explicit kvtier_client(const kvtier_options& options) : client_(std::make_shared<kvtier::Client>(options)) {}
+  explicit kvtier_client(const kvtier_options& options)
+      : client_(new kvtier::Client(options), [this](kvtier::Client* unused) { Free(unused); }) {}
   // A call keeps what it uses.
   std::shared_ptr<kvtier::Client> Use() {
     const std::lock_guard lock(mutex_);
@@ -23,9 +29,37 @@ struct kvtier_client {
     const std::lock_guard lock(mutex_);
     return std::exchange(client_, nullptr);
   }
+  // Whether all of it is freed by then.
+  bool FreedBy(std::chrono::steady_clock::time_point until) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, until, [this] { return end_ != Freeing::kPending; });
+    return end_ == Freeing::kDone;
+  }
 
  private:
+  enum class Freeing { kPending, kDone, kLeft };
+  // By whoever used it last, on a thread of its own: what a GPU has of it comes back when all that runs there has ended, which behind a
+  // kernel that hangs is never. Where no thread can be had it is left.
+  void Free(kvtier::Client* unused) {
+    try {
+      std::thread([this, unused] {
+        pthread_setname_np(pthread_self(), "kvtier-free");
+        delete unused;
+        Tell(Freeing::kDone);
+      }).detach();
+    } catch (const std::exception&) {
+      Tell(Freeing::kLeft);
+    }
+  }
+  void Tell(Freeing end) {
+    const std::lock_guard lock(mutex_);
+    end_ = end;
+    changed_.notify_all();
+  }
+
   std::mutex mutex_;
+  std::condition_variable changed_;
+  Freeing end_ = Freeing::kPending;
   std::shared_ptr<kvtier::Client> client_;
 };
 
@@ -69,10 +103,15 @@ kvtier_client* kvtier_open(const kvtier_options* options) {
 }
 
 int32_t kvtier_close(kvtier_client* client, int64_t wait_us) {
+  const auto until = kvtier::After(wait_us);
   auto ended = client->End();
-  if (ended == nullptr || ended->Close(wait_us)) return 1;
-  (void)new std::shared_ptr<kvtier::Client>(std::move(ended));  // its threads still use it
-  return 0;
+  if (ended == nullptr) return 1;
+  if (!ended->Close(until)) {
+    (void)new std::shared_ptr<kvtier::Client>(std::move(ended));  // its threads still use it
+    return 0;
+  }
+  ended.reset();
+  return client->FreedBy(until) ? 1 : 0;
 }
 
 int64_t kvtier_map(kvtier_client* client, const char* path, uint64_t bytes, uint64_t id, uint64_t lock_byte) {

@@ -67,8 +67,9 @@ KVTIER_API const char* kvtier_copy_code(void);
 
 /* NULL: kvtier_last_error. */
 KVTIER_API kvtier_client* kvtier_open(const kvtier_options* options);
-/* Drops what waits, lets what runs end. 1: all is freed. 0: copies still ran after wait_us; they and what they use are left
- * alone for ever. The client is gone either way: a kvtier_wait that is under way says what it knows, and later calls are CONFIG. */
+/* Drops what waits, lets what runs end. 1: all is freed. 0: not after wait_us. Copies that still ran and what they use are left alone
+ * for ever; what a GPU holds back is freed when it lets go of it. The client is gone either way: a kvtier_wait that is under way says
+ * what it knows, and later calls are CONFIG. */
 KVTIER_API int32_t kvtier_close(kvtier_client* client, int64_t wait_us);
 
 /* An arena, by what the node says of it in Attached. lock_byte: 0, or the byte of the file beside the arena (its path + ".lock") that
@@ -92,7 +93,7 @@ typedef struct kvtier_part {
 KVTIER_API int64_t kvtier_layout(kvtier_client* client, const kvtier_part* parts, size_t count, uint64_t blocks);
 /* Bytes of a payload, 0 for an unknown layout. */
 KVTIER_API uint64_t kvtier_payload_bytes(kvtier_client* client, int64_t layout);
-/* Jobs that have begun go on. */
+/* Jobs that have begun go on. A GPU's stages of copies are freed after them, by a thread. */
 KVTIER_API int32_t kvtier_forget_layout(kvtier_client* client, int64_t layout);
 
 /* The same in the memory of a GPU, by CUDA's number; addresses, strides and lengths are multiples of 16, a payload has at least 256

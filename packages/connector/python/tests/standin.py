@@ -42,6 +42,17 @@ class Driver:
     def free(self, place: int) -> None:
         assert self._library.cuMemFree_v2(c_void_p(place)) == 0
 
+    @property
+    def free_bytes(self) -> int:
+        free, total = c_size_t(), c_size_t()
+        self.current()
+        assert self._library.cuMemGetInfo_v2(byref(free), byref(total)) == 0
+        return free.value
+
+    def break_down(self) -> None:
+        """The next operation is an illegal access, after which every call of the process fails, until `heal`."""
+        self._library.kvtier_standin_fault(2)
+
     def hang(self) -> None:
         """The next operation never ends, until `heal`."""
         self._library.kvtier_standin_fault(1)

@@ -150,8 +150,14 @@ class Moving(CopiesCase):
         rows = kvtier.Part(ctypes.addressof(memory), size, 16, size // 16, 16)
         layout = self.copies.layout([rows], count)
 
+        def name(thread: Path) -> str:
+            try:
+                return (thread / "comm").read_text()
+            except OSError:
+                return ""  # it has ended since it was listed
+
         def threads() -> list[Path]:
-            return [one for one in Path("/proc/self/task").iterdir() if (one / "comm").read_text() == "kvtier-load\n"]
+            return [one for one in Path("/proc/self/task").iterdir() if name(one) == "kvtier-load\n"]
 
         until("both are there", lambda: len(threads()) == 2)
 

@@ -5,72 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import random
-import struct
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 import unittest
 from array import array
 
 import kvtier
+from device_case import BYTES, DRIVER, PAGE, DeviceCase
 from rig import PROGRAM_S, numbers, until
-from standin import NOT_SUPPORTED, OUT_OF_MEMORY, Driver
-
-DRIVER = Driver()
-ID = 0x1234_5678_9ABC_DEF0
-BYTES = 8 << 20
-PAGE = 4096
-
-
-class DeviceCase(unittest.TestCase):
-    deadline_s = 60.0
-
-    def setUp(self) -> None:
-        handle, self.path = tempfile.mkstemp(prefix="kvtier-arena-", dir="/dev/shm")
-        self.addCleanup(os.unlink, self.path)
-        os.write(handle, struct.pack("<8sIIQQ", b"KVTIERAR", 1, PAGE, BYTES, ID))
-        os.truncate(self.path, BYTES)
-        os.close(handle)
-        self.addCleanup(DRIVER.heal)
-        self.addCleanup(DRIVER.refuse_pinning, 0)
-        self.copies = kvtier.Copies(store_threads=2, device_deadline_s=self.deadline_s)
-        self.ref = kvtier.ArenaRef(self.path, BYTES, ID)
-
-    def tearDown(self) -> None:
-        self.assertTrue(self.copies.close(30))
-
-    def slots(self, count: int, bytes_each: int) -> array[int]:
-        step = -(-(256 + bytes_each) // PAGE) * PAGE
-        return array("Q", [PAGE + 256 + i * step for i in range(count)])
-
-    def memory(self, size: int, fill: bytes | None = None) -> int:
-        place = DRIVER.allocate(size)
-        if fill is not None:
-            ctypes.memmove(place, fill, size)
-        self.addCleanup(DRIVER.free, place)
-        return place
-
-    def simple(self, blocks: int = 6, block_bytes: int = 4096) -> tuple[int, bytes, kvtier.Layout, array[int]]:
-        """One run a block: where it lies, what lies there, and slots for it."""
-        content = random.Random(blocks).randbytes(blocks * block_bytes)
-        place = self.memory(len(content), content)
-        layout = self.copies.layout([kvtier.Part(place, block_bytes, block_bytes)], blocks, device=0)
-        return place, content, layout, self.slots(blocks, block_bytes)
-
-    def done(self, job: kvtier.Job) -> kvtier.Copied:
-        until("the copy ends", job.ended, 60)
-        return job.take()
-
-    def in_slot(self, offset: int, size: int) -> bytes:
-        with open(self.path, "rb") as file:
-            file.seek(offset)
-            return file.read(size)
-
-    def pinned(self, arena: kvtier.Arena) -> str:
-        until("pinning is decided", lambda: arena.refusal(0) is not None, 30)
-        return arena.refusal(0) or ""
+from standin import NOT_SUPPORTED, OUT_OF_MEMORY
 
 
 class Moving(DeviceCase):
@@ -283,142 +227,6 @@ class Pinning(DeviceCase):
         DRIVER.refuse_memory(0)
         self.assertEqual(self.done(self.copies.load(arena, layout, numbers(6), offsets, sums)).bad, [])
         self.assertEqual(self.copies.counts().hung, 0)
-
-
-class Standing(DeviceCase):
-    deadline_s = 1.0
-
-    def test_a_step_that_takes_longer_than_a_copy_may_keeps_copies_waiting(self) -> None:
-        """It is the engine's own time: they are begun when it has ended, and meanwhile hold up no other copy."""
-        arena = self.copies.map(self.ref)
-        place, content, layout, offsets = self.simple()
-        self.pinned(arena)
-        sums = self.done(self.copies.store(arena, layout, numbers(6), offsets)).checksums
-        other = self.slots(12, 4096)[6:]
-        held = DRIVER.held_stream()
-        self.addCleanup(held.let_go)
-        held.set(place, 0x77, len(content))  # the step, which writes these blocks before they are the load's
-        mark = self.copies.mark(0, held.stream)
-        jobs = [self.copies.store(arena, layout, numbers(6), other, mark)]
-        jobs += [self.copies.load(arena, layout, [block], offsets[block : block + 1], sums[block : block + 1], mark) for block in range(6)]
-        unwanted = self.copies.load(arena, layout, [0], offsets[:1], sums[:1], mark)
-        mark.close()
-        until("they stand", lambda: self.copies.counts().standing == 8, 30)
-        ctypes.memset(place, 0x33, len(content))
-        self.assertEqual(self.done(self.copies.load(arena, layout, [5], offsets[5:], sums[5:])).bad, [])
-        self.assertEqual(ctypes.string_at(place, len(content)), b"\x33" * 5 * 4096 + content[5 * 4096 :])
-        unwanted.abandon()
-        until("it is free", unwanted.ended)
-        self.assertEqual([job.ended() for job in jobs], [False] * 7)
-        held.let_go()
-        self.assertEqual([self.done(job).bad for job in jobs[1:]], [[]] * 6)
-        self.assertEqual(self.done(jobs[0]).bad, [])
-        self.assertEqual(ctypes.string_at(place, len(content)), content)
-        counts = self.copies.counts()
-        self.assertEqual((counts.jobs, counts.standing, counts.hung, counts.late_blocks, counts.quarantined), (0, 0, 0, 0, 0))
-
-
-class Hanging(DeviceCase):
-    deadline_s = 0.3
-
-    def test_a_load_that_hangs_is_bad_and_its_blocks_are_free(self) -> None:
-        arena = self.copies.map(self.ref)
-        place, content, layout, offsets = self.simple()
-        self.pinned(arena)
-        sums = self.done(self.copies.store(arena, layout, numbers(6), offsets)).checksums
-        ctypes.memset(place, 0x33, len(content))
-        DRIVER.hang()
-        found = self.done(self.copies.load(arena, layout, numbers(6), offsets, sums))
-        self.assertEqual((found.bad, found.corrupt), (list(range(6)), []))  # nobody has seen its bytes
-        self.assertEqual((self.copies.counts().hung, self.copies.counts().bad_blocks), (1, 0))
-        # One deadline, and not one a copy: all of them would take twice as long.
-        start, more = time.monotonic(), 30
-        for _ in range(more):
-            self.assertEqual(self.done(self.copies.load(arena, layout, numbers(6), offsets, sums)).bad, list(range(6)))
-        self.assertLess(time.monotonic() - start, more * self.deadline_s / 2)
-        DRIVER.heal()
-        until("it settles", lambda: self.copies.counts().hung == 0)
-        self.assertEqual(ctypes.string_at(place, len(content)), b"\x33" * len(content))
-        self.assertEqual(self.done(self.copies.load(arena, layout, numbers(6), offsets, sums)).bad, [])
-        self.assertEqual(ctypes.string_at(place, len(content)), content)
-        self.assertEqual(self.copies.counts().late_blocks, 6 * (1 + more))
-
-    def test_a_store_that_hangs_keeps_its_slots_until_it_has_ended(self) -> None:
-        arena = self.copies.map(self.ref)
-        _, _, layout, offsets = self.simple()
-        self.pinned(arena)
-        DRIVER.hang()
-        job = self.copies.store(arena, layout, numbers(6), offsets)
-        until("it is late", lambda: self.copies.counts().hung == 1, 30)
-        self.assertFalse(job.ended(0.1))
-        arena.close()
-        self.assertEqual(self.copies.counts().arenas, 1)  # mapped as long as it may be written
-        DRIVER.heal()
-        self.assertEqual(self.done(job).bad, list(range(6)))
-        self.assertEqual(self.copies.counts().stored_blocks, 0)
-        until("it is unmapped", lambda: self.copies.counts().arenas == 0)
-
-    def test_behind_a_step_that_does_not_end_nothing_is_begun(self) -> None:
-        arena = self.copies.map(self.ref)
-        place, content, layout, offsets = self.simple()
-        self.pinned(arena)
-        sums = self.done(self.copies.store(arena, layout, numbers(6), offsets)).checksums
-        held = DRIVER.held_stream()
-        self.addCleanup(held.let_go)
-        mark, began = self.copies.mark(0, held.stream), time.monotonic()
-        jobs = [
-            self.copies.store(arena, layout, numbers(6), offsets, mark),
-            self.copies.load(arena, layout, numbers(6), offsets, sums, mark),
-        ]
-        mark.close()
-        for found in [self.done(job) for job in jobs]:
-            self.assertEqual((found.bad, found.corrupt), (list(range(6)), []))
-        self.assertGreater(time.monotonic() - began, 12 * self.deadline_s)
-        counts = self.copies.counts()
-        self.assertEqual((counts.hung, counts.standing, counts.bad_blocks), (2, 0, 0))
-        held.let_go()
-        until("it settles", lambda: self.copies.counts().hung == 0)
-        self.assertEqual(ctypes.string_at(place, len(content)), content)
-        self.assertEqual(self.done(self.copies.load(arena, layout, numbers(6), offsets, sums)).bad, [])
-        self.assertEqual(self.copies.counts().late_blocks, 2 * 6)
-
-    def test_to_forget_a_layout_holds_up_no_other_call(self) -> None:
-        """Its memory is free when the GPU has ended what it does; whoever asks about copies meanwhile is the engine's loop."""
-        arena = self.copies.map(self.ref)
-        _, _, layout, offsets = self.simple()
-        _, _, other, _ = self.simple(2)
-        self.pinned(arena)
-        DRIVER.hang()
-        self.done(self.copies.load(arena, layout, numbers(6), offsets, numbers(6)))
-        answered = threading.Event()
-
-        def ask() -> None:
-            until("it is known no more", lambda: self.copies.counts().layouts == 1, 30)
-            answered.set()
-
-        threads = [threading.Thread(target=each, daemon=True) for each in (other.close, ask)]
-        try:
-            for thread in threads:
-                thread.start()
-            self.assertTrue(answered.wait(10))
-            self.assertTrue(threads[0].is_alive())
-        finally:
-            DRIVER.heal()
-            for thread in threads:
-                thread.join(30)
-        until("it settles", lambda: self.copies.counts().hung == 0)
-
-    def test_abandoned_while_it_hangs(self) -> None:
-        arena = self.copies.map(self.ref)
-        _, _, layout, offsets = self.simple()
-        DRIVER.hang()
-        job = self.copies.store(arena, layout, numbers(6), offsets)
-        until("it hangs", lambda: self.copies.counts().hung == 1, 30)
-        self.assertFalse(job.abandon())
-        self.assertEqual(self.copies.counts().quarantined, 1)
-        DRIVER.heal()
-        until("the quarantine is over", lambda: self.copies.counts().quarantined == 0)
-        self.assertTrue(job.ended())
 
 
 class Refusing(DeviceCase):

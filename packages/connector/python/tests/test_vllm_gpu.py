@@ -8,15 +8,16 @@ import logging
 import sys
 import types
 import unittest
+from typing import Any
 from unittest import mock
 
 import engine_memory
 from engine_case import EngineCase, prompts, record_releases
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
-from kvtier.copies import Copies
+from kvtier.copies import Copies, Layout
 from rig import until
-from standin import NOT_SUPPORTED, Driver
+from standin import NOT_SUPPORTED, OUT_OF_MEMORY, Driver
 
 DRIVER = Driver()
 
@@ -29,6 +30,7 @@ class GpuCase(EngineCase):
         self.streams_asked = 0
         self.addCleanup(DRIVER.heal)
         self.addCleanup(DRIVER.refuse_pinning, 0)
+        self.addCleanup(DRIVER.refuse_memory, 0)
 
         def current_stream(device: int) -> types.SimpleNamespace:
             self.assertEqual(device, 0)
@@ -126,6 +128,41 @@ class Faults(GpuCase):
         half = second.workers[0].connector._worker
         until("the arena is pinned", lambda: (second.step(), half._live().counts().pinned_bytes > 0)[1])
         return second, text, wanted, half._live()
+
+    def test_a_rank_whose_cache_cannot_be_used_keeps_nothing_of_the_gpu(self) -> None:
+        """The second group has no room: what the first one got in the GPU is given back. Threads that have a moment have long enough."""
+        layout, close, free = Copies.layout, Copies.close, [0]
+
+        def first(copies: Copies, *arguments: Any) -> Layout:
+            free[0] = free[0] or DRIVER.free_bytes
+            made = layout(copies, *arguments)
+            DRIVER.refuse_memory(OUT_OF_MEMORY)
+            return made
+
+        self.enterContext(mock.patch.object(Copies, "layout", first))
+        self.enterContext(mock.patch.object(Copies, "close", lambda copies, wait_s: close(copies, wait_s and 60.0)))
+        engine = self.play(None, Shape([GroupShape("full"), GroupShape("window", window=9)], blocks=160), "/nowhere/node.sock", False)
+        worker = engine.workers[0].connector
+        self.assertRegex(worker.get_handshake_metadata().refusal, "out of memory|OUT_OF_MEMORY")
+        self.assertIsNone(worker._worker._copies)
+        until("it is given back", lambda: DRIVER.free_bytes == free[0])
+
+    def test_a_rank_whose_cache_cannot_be_read_copies_nothing(self) -> None:
+        """The canary hangs. No arena is pinned for a rank that nothing is planned for."""
+        layout = Copies.layout
+
+        def hanging(copies: Copies, *arguments: Any) -> Layout:
+            made = layout(copies, *arguments)
+            DRIVER.hang()
+            return made
+
+        self.enterContext(mock.patch.object(Copies, "layout", hanging))
+        self.enterContext(mock.patch("kvtier.vllm.worker.Copies", functools.partial(Copies, device_deadline_s=0.3)))
+        engine = self.play(None, Shape(), "/nowhere/node.sock", False)
+        worker = engine.workers[0].connector
+        self.assertRegex(worker.get_handshake_metadata().refusal, "has not ended a small copy")
+        self.assertIsNone(worker._worker._copies)
+        DRIVER.heal()
 
     def test_no_driver_is_one_line_and_all_is_computed(self) -> None:
         node = self.node()

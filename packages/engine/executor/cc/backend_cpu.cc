@@ -1,8 +1,11 @@
 // The CPU behind Backend: the transformer, and copies block by block.
 #ifndef KVTIER_CUDA
 #include <algorithm>
+#include <atomic>
 #include <map>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "backend.h"
 #include "block_copy.h"
@@ -47,22 +50,41 @@ class CpuBackend : public Backend {
 
   // A thread fills the page tables, so that first copies need not fault page by page; where none can be had, they do.
   void Attached(int number, const std::shared_ptr<Arena>& arena) override {
+    std::erase_if(stopped_, [](const auto& one) { return one->ended.load(); });
+    auto one = std::make_unique<Populating>();
     try {
-      populating_[number] = std::jthread([arena](std::stop_token stop) { Populate(arena->base(), arena->bytes(), stop); });
+      one->thread = std::jthread([arena, &ended = one->ended](std::stop_token stop) {
+        Populate(arena->base(), arena->bytes(), stop);
+        ended = true;
+      });
+      populating_[number] = std::move(one);
     } catch (const std::system_error&) {
-      populating_.erase(number);
+      // See above.
     }
   }
-  void Detached(int number) override { populating_.erase(number); }
+  // The thread ends with the piece that it fills: it is waited for when it has.
+  void Detached(int number) override {
+    const auto found = populating_.find(number);
+    if (found == populating_.end()) return;
+    found->second->thread.request_stop();
+    stopped_.push_back(std::move(found->second));
+    populating_.erase(found);
+  }
   void Closing() override {}
   std::string Describe() const override { return R"({"backend":"cpu"})"; }
 
  private:
+  struct Populating {
+    std::atomic<bool> ended{false};
+    std::jthread thread;
+  };
+
   static uint8_t* Payload(const CopyJob& job, size_t i) { return job.arena->base() + job.offsets[i]; }
 
   const int64_t max_step_tokens_;
   Transformer transformer_;
-  std::map<int, std::jthread> populating_;
+  std::map<int, std::unique_ptr<Populating>> populating_;
+  std::vector<std::unique_ptr<Populating>> stopped_;  // of arenas that were left
 };
 
 }  // namespace

@@ -154,6 +154,7 @@ Napi::Value AttachArena(const Napi::CallbackInfo& info) {
   try {
     auto arena = Arena::Open(info[1].ToString(), static_cast<uint64_t>(info[2].ToNumber().Int64Value()),
                              info[3].As<Napi::BigInt>().Uint64Value(&lossless));
+    arena = instance->UnmappedAside(std::move(arena));
     const int number = instance->next_arena++;
     instance->backend->Attached(number, arena);
     instance->arenas[number] = std::move(arena);

@@ -51,6 +51,15 @@ void Instance::Close() {
   arenas.clear();
 }
 
+std::shared_ptr<Arena> Instance::UnmappedAside(std::shared_ptr<Arena> arena) {
+  Arena* const mapped = arena.get();
+  return {mapped, [this, arena = std::move(arena)](Arena*) mutable {
+            std::vector<std::function<void()>> work;  // moved and not copied: no copy may be what lets go of it last
+            work.emplace_back([last = std::move(arena)]() mutable { last.reset(); });
+            exports_->Post(std::move(work));
+          }};
+}
+
 void Instance::SetBackend(std::unique_ptr<Backend> made) {
   imports_ = std::make_unique<Workers>("kvtier-import", made->copy_threads(), kQueuedCopies);
   exports_ = std::make_unique<Workers>("kvtier-export", made->copy_threads(), kQueuedCopies, made->export_niceness());

@@ -29,6 +29,10 @@ class Instance : public std::enable_shared_from_this<Instance> {
   // Ends the threads after what is queued, frees everything. Idempotent, JavaScript's thread only.
   void Close();
 
+  // The same arena, which a thread of exports unmaps, whoever lets go of it last: small pages take their time, and a turn of JavaScript's
+  // has none. Where that thread's queue is full or has ended, who lets go of it does.
+  std::shared_ptr<Arena> UnmappedAside(std::shared_ptr<Arena> arena);
+
   // Set once, by the job that opens it; with it come the copy threads.
   void SetBackend(std::unique_ptr<Backend> backend);
 

@@ -3,6 +3,7 @@
  * serve; the logits themselves are tested in test/numerics.
  */
 import { randomBytes } from 'node:crypto';
+import { readFileSync, truncateSync, writeFileSync } from 'node:fs';
 import { open, readFile, rm } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
@@ -129,6 +130,32 @@ describe('arena copies', () => {
     for (const checksums of rest) expect(checksums).toEqual(first);
     expect((await step).tokenIds[0]).toBeGreaterThanOrEqual(0);
     await closing;
+  });
+
+  it('unmaps a large arena of small pages beside the event loop', async () => {
+    const large = `${path}-large`;
+    const bytes = 256 << 20; // to unmap it takes 12 ms of CPU time and more
+    onTestFinished(() => rm(large, { force: true }));
+    const header = Buffer.alloc(32);
+    header.write('KVTIERAR');
+    header.writeUInt32LE(1, 8);
+    header.writeUInt32LE(4096, 12);
+    header.writeBigUInt64LE(BigInt(bytes), 16);
+    header.writeBigUInt64LE(id, 24);
+    writeFileSync(large, header);
+    truncateSync(large, bytes);
+    const mapped = (): number | undefined => {
+      const kib = readFileSync('/proc/self/smaps', 'latin1')
+        .split(large)[1]
+        ?.match(/Rss: +(\d+) kB/)?.[1];
+      return kib === undefined ? undefined : Number(kib) << 10;
+    };
+    const arena = executor.attachArena(large, bytes, id);
+    await expect.poll(mapped, { interval: 20 }).toBe(bytes);
+    const beforeMs = native.threadCpuMs();
+    await executor.detachArena(arena);
+    expect(native.threadCpuMs() - beforeMs).toBeLessThan(4);
+    await expect.poll(mapped).toBe(undefined);
   });
 
   it('refuses an arena of another id, size or place', () => {

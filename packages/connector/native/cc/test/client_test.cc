@@ -269,10 +269,10 @@ TEST_F(Client, ACopyThatWaitsForTheEnginesStepsHoldsUpNoOtherStreamOfIt) {
   ASSERT_EQ(call("cuMemAlloc_v2", &memory, 3 * size_t{kPayload}), 0);
   auto* const bytes = static_cast<uint8_t*>(memory);
   const kvtier_part part{reinterpret_cast<uint64_t>(memory), kPayload, 1, 0, kPayload};
-  // Kernels are loaded while the device has nothing to do.
-  const int64_t first = kvtier_device_layout(client, 0, &part, 1, 2);
-  ASSERT_GT(first, 0) << kvtier_last_error();
-  ASSERT_EQ(kvtier_forget_layout(client, first), 1);
+  // Kernels are loaded while the device has nothing to do. With that client its streams have gone.
+  kvtier_client* first = kvtier_open(&patient);
+  ASSERT_GT(kvtier_device_layout(first, 0, &part, 1, 2), 0) << kvtier_last_error();
+  ASSERT_EQ(kvtier_close(first, 20'000'000), 1);
 
   // The engine's: a step in one queue, a stream in each of the seven others, the default one (0) among them; and two for balance, so that
   // the streams of copies, in the order in which they are made and taken, lie on those seven.
@@ -317,6 +317,17 @@ TEST_F(Client, ACopyThatWaitsForTheEnginesStepsHoldsUpNoOtherStreamOfIt) {
   ends(store, nullptr);
   for (void* stream : made) EXPECT_EQ(call("cuStreamDestroy_v2", stream), 0);
   EXPECT_EQ(kvtier_close(client, 20'000'000), 1);
+}
+
+TEST(Threads, AClientIsLeftWhereThereIsNoneToFreeIt) {
+  const kvtier_options options{1, 1, 0, 64, 200};
+  kvtier_client* client = kvtier_open(&options);
+  ASSERT_NE(client, nullptr) << kvtier_last_error();
+  const auto began = std::chrono::steady_clock::now();
+  threads_left = 0;
+  EXPECT_EQ(kvtier_close(client, 60'000'000), 0);
+  threads_left = INT_MAX;
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30));
 }
 
 TEST(Threads, AnArenaIsMadeWithThoseThatThereAre) {

@@ -274,7 +274,7 @@ class Copies:
         return CopyCounts(**{name: int(getattr(counts, name)) for name, _ in native.Counts._fields_})
 
     def close(self, wait_s: float = 5.0) -> bool:
-        """Ends the threads. False: copies still ran, and what they use is left to the end of the process. Idempotent."""
+        """Ends the threads. False: not in time; what copies that still ran use is left to the end of the process. Idempotent."""
         handle, self._handle = self._handle, None
         if handle is None or not self._finalizer.detach():
             return True

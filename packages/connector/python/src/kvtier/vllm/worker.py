@@ -84,10 +84,11 @@ class WorkerHalf:
             self._device, self._layouts, self._handshake = found.device, found.layouts, found.handshake
         except Unsupported as error:
             self._handshake = KvtierHandshake(rank=self.rank, refusal=str(error))
-            self._end_copies(0.0)
+            self._end_copies()
         except Exception as error:
             self._troubles.note("register_kv_caches", error)
             self._handshake = KvtierHandshake(rank=self.rank, refusal=f"its KV cache cannot be used ({error})")
+            self._end_copies()
 
     def handshake(self) -> KvtierHandshake:
         return replace(self._handshake, place=self._place)
@@ -294,9 +295,10 @@ class WorkerHalf:
 
     def shutdown(self) -> None:
         self._arenas.close()
-        self._end_copies(1.0)
+        self._end_copies()
 
-    def _end_copies(self, wait_s: float) -> None:
+    def _end_copies(self) -> None:
+        """Threads have a moment to end: what they still use stays for ever, the stages of copies in the GPU among it."""
         copies, self._copies = self._copies, None
         if copies is not None:
-            copies.close(wait_s)
+            copies.close(1.0)
