@@ -4,7 +4,7 @@
  */
 import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
-import { connect } from 'node:net';
+import { connect, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { connect as connectTls } from 'node:tls';
@@ -143,7 +143,27 @@ export class RedisServer {
     const { stdout } = await run('redis-cli', [...place, ...args], { timeout: 10_000 });
     return stdout.trimEnd();
   }
+
+  /** Several, over one connection and without a process; their replies, as the protocol writes them. */
+  ask(...commands: readonly string[]): Promise<string> {
+    return new Promise((resolve, reject) => {
+      const socket = connectedTo(this.port, this.#tls);
+      const what = `${this.program} on ${this.port}: ${commands.join(', ')}`;
+      let replies = '';
+      socket.on('data', (data) => {
+        replies += String(data);
+      });
+      socket.setTimeout(10_000, () => socket.destroy(new Error(`${what}: no answer within 10 s`)));
+      socket.once('error', reject);
+      socket.once('end', () => (/^-/m.test(replies) ? reject(new Error(`${what}: ${replies}`)) : resolve(replies)));
+      socket.write([...commands, 'QUIT', ''].join('\r\n'));
+    });
+  }
 }
+
+// Whoever is connected to is a server of our own, by the loopback.
+const connectedTo = (port: number, tls: Certificate | undefined): Socket =>
+  tls === undefined ? connect(port, host) : connectTls({ port, host, rejectUnauthorized: false });
 
 const tlsLines = ({ keyFile, certFile }: Certificate): string[] => [
   ...[`tls-key-file ${keyFile}`, `tls-cert-file ${certFile}`, `tls-ca-cert-file ${certFile}`],
@@ -249,25 +269,52 @@ export async function startCluster(masters = 3, replicas = 1, tls?: Certificate)
     await Promise.all(servers.map((server) => server.stop()));
   };
   try {
-    const nodes = servers.map(({ port }) => `${host}:${port}`);
-    const create = ['--cluster', 'create', ...nodes, '--cluster-replicas', String(replicas), '--cluster-yes'];
-    await run('redis-cli', [...cliTls(tls), ...create], { timeout: 30_000 });
+    await joinCluster(servers, masters);
     const isWhole = async (server: RedisServer): Promise<boolean> =>
-      (await server.cli('cluster', 'info')).includes('cluster_state:ok');
+      (await server.ask('cluster info')).includes('cluster_state:ok');
     const hasReplica = async (server: RedisServer): Promise<boolean> => {
-      const info = await server.cli('info', 'replication');
+      const info = await server.ask('info replication');
       return info.includes('role:master')
         ? Number(/connected_slaves:(\d+)/.exec(info)?.[1]) >= replicas
         : info.includes('master_link_status:up');
     };
     await until(async () => (await Promise.all(servers.map(isWhole))).every(Boolean), 'the cluster');
     await until(async () => (await Promise.all(servers.map(hasReplica))).every(Boolean), 'the replicas');
-    await Promise.all(servers.map((server) => server.cli('config', 'set', 'cluster-node-timeout', '1000')));
+    await Promise.all(servers.map((server) => server.ask('config set cluster-node-timeout 1000')));
   } catch (error) {
     await stop();
     throw error;
   }
   return { urls: servers.map(({ url }) => url), servers, stop };
+}
+
+/**
+ * Makes one Cluster of servers that know nobody, the first `masters` with equal shares of the slots. As `redis-cli --cluster create`
+ * does, which looks only once a second whether they have met.
+ */
+async function joinCluster(servers: readonly RedisServer[], masters: number): Promise<void> {
+  const slots = 16_384;
+  const first = (master: number): number => Math.floor((master * slots) / masters);
+  for (const [at, server] of servers.entries()) {
+    // Different epochs: who finds another master of its own takes a new one, and tells all others again.
+    const its = [`cluster set-config-epoch ${at + 1}`];
+    if (at < masters) its.push(`cluster addslotsrange ${first(at)} ${first(at + 1) - 1}`);
+    // Each meets each: nobody waits for what others tell of a third.
+    await server.ask(...its, ...servers.slice(0, at).map(({ port }) => `cluster meet ${host} ${port}`));
+  }
+  /** Ids of those that it knows, its own first. */
+  const knownOf = async (server: RedisServer): Promise<string[]> => {
+    const rows = (await server.ask('cluster nodes')).match(/^[0-9a-f]{40} .*$/gm) ?? [];
+    const met = rows.filter((row) => !/handshake|noaddr/.test(row));
+    return met
+      .toSorted((a, b) => Number(b.includes('myself')) - Number(a.includes('myself')))
+      .map((row) => row.slice(0, 40));
+  };
+  const knowsAll = async (server: RedisServer): Promise<boolean> => (await knownOf(server)).length === servers.length;
+  await until(async () => (await Promise.all(servers.map(knowsAll))).every(Boolean), 'the servers of a Cluster');
+  const ids = (await Promise.all(servers.slice(0, masters).map(knownOf))).map(([own]) => own!);
+  const replicas = servers.slice(masters);
+  await Promise.all(replicas.map((server, at) => server.ask(`cluster replicate ${ids[at % masters]}`)));
 }
 
 /** A slot of a Cluster on its way from one master to another, as `redis-cli --cluster reshard` moves it, step by step. */
@@ -343,8 +390,7 @@ export async function startSentinel(): Promise<ServerGroup> {
 
 function listens(port: number, tls: Certificate | undefined): Promise<boolean> {
   return new Promise((resolve) => {
-    // Whether it answers is all that is asked: by the loopback, of a server of our own.
-    const socket = tls === undefined ? connect(port, host) : connectTls({ port, host, rejectUnauthorized: false });
+    const socket = connectedTo(port, tls);
     const end = (isThere: boolean): void => {
       socket.destroy();
       resolve(isThere);

@@ -13,6 +13,7 @@ import { type ArenaHandle, native } from '@kvtier/data-plane';
 import { lockFileOf } from '@kvtier/data-plane/places';
 import { packed, RawClient } from '@kvtier/session/testing';
 import { TurnWatch } from '@kvtier/telemetry/testing';
+import { LawBroken } from '@kvtier/tiers/testing';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 export const payloadBytes = 100_000;
@@ -161,8 +162,8 @@ export class NodeClient {
         const at = (ready.first + index) * hashBytes;
         const bytes = native.arenaRead(this.arena, Number(offset), payloadBytes);
         if (!bytes.equals(payloadOf(hashes.subarray(at, at + hashBytes))))
-          throw new Error(`${name}: wrong bytes served`);
-        if (native.xxh3_64(bytes) !== ready.checksums[index]) throw new Error(`${name}: wrong checksum served`);
+          throw new LawBroken(1, `${name}: wrong bytes served`);
+        if (native.xxh3_64(bytes) !== ready.checksums[index]) throw new LawBroken(1, `${name}: wrong checksum served`);
         tiers.push(ready.tier);
       }
     }

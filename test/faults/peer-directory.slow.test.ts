@@ -4,6 +4,9 @@
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { createInterface, type Interface } from 'node:readline';
 import { afterEach, expect, it } from 'vitest';
 import { bundled } from '../../scripts/lib/test-programs.mjs';
@@ -22,12 +25,13 @@ interface Held {
 const nodes: Node[] = [];
 class Node {
   readonly child: ChildProcess;
+  readonly folder = mkdtempSync(join(tmpdir(), 'kvtier-directory-'));
   readonly #lines: Interface;
   readonly #answers: ((line: string) => void)[] = [];
   readonly #unasked: string[] = [];
 
   constructor(role: string, argument: string | number) {
-    const args = ['--max-semi-space-size=16', program, role, String(argument)];
+    const args = ['--max-semi-space-size=16', program, this.folder, role, String(argument)];
     this.child = spawn(process.execPath, args, { stdio: ['pipe', 'pipe', 'inherit'] });
     this.#lines = createInterface({ input: this.child.stdout! });
     this.#lines.on('line', (line) => {
@@ -51,9 +55,10 @@ class Node {
 }
 
 afterEach(async () => {
-  for (const { child } of nodes.splice(0)) {
+  for (const { child, folder } of nodes.splice(0)) {
     child.kill('SIGKILL');
     if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
+    rmSync(folder, { recursive: true });
   }
 });
 

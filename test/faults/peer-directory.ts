@@ -1,11 +1,11 @@
 /**
  * Nodes with directories of millions of blocks, each a process of its own that answers lines on stdin by lines of JSON.
  *
- *     peer-directory.ts give BLOCKS       prints its port; holds that many blocks below its arena, in the index of a disk tier
+ *     peer-directory.ts FOLDER give BLOCKS       prints its port; holds that many blocks below its arena, in the index of a disk tier
  *         churn N     from now on N blocks go and N others come in each millisecond; 0: no more
  *         clear       all of it is gone, as when the disk fails
  *         held        what is held: how many, and a sum over their names
- *     peer-directory.ts fetch PORT,PORT...    follows them, with the store's index behind
+ *     peer-directory.ts FOLDER fetch PORT,PORT...    follows them, with the store's index behind
  *         listed N    when N peers have told all: how long it took from the start
  *         held        what it believes they hold, by its own directory and by the index
  *
@@ -55,8 +55,9 @@ async function sumOf(tier: Pick<Tier, 'followInPages'>, each: (namespace: Namesp
   return { count: sum.count, sum: sum.sum };
 }
 
-const bench = new TestBench(16 << 20);
-const [role, argument] = process.argv.slice(2) as [string, string];
+// Whoever kills it removes the folder: this process does not come to it.
+const [folder, role, argument] = process.argv.slice(2) as [string, string, string];
+const bench = new TestBench(16 << 20, folder);
 const turns = watchTurns();
 let longest = { cpuMs: 0, realMs: 0 };
 const memory = (): object => {

@@ -3,10 +3,12 @@
  * partitions of this one. The others are read and written all the while, nobody is told that the tier is empty, and what the master still
  * has when it is back is listed again.
  */
+import { rmSync } from 'node:fs';
+import { join } from 'node:path';
 import type { RedisTier, RedisTierOptions } from '@kvtier/tiers/redis';
 import { openTier } from '@kvtier/tiers/redis/testing';
 import { hashNamed, namespaceNamed, TestBench } from '@kvtier/tiers/testing';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { afterAll, afterEach, beforeEach, expect, it } from 'vitest';
 import { type RedisServer, type ServerGroup, startCluster, until } from '../../infra/redis/servers.ts';
 
 const payloadBytes = 20_000;
@@ -16,7 +18,9 @@ type Hashes = typeof many;
 
 let bench: TestBench;
 let tier: RedisTier;
+/** Of all tests that leave it whole. */
 let cluster: ServerGroup;
+let isWhole = false;
 let victim: RedisServer;
 /** Messages of the log. */
 let lines: string[];
@@ -26,18 +30,27 @@ beforeEach(async () => {
   bench = new TestBench();
   lines = [];
   open = [];
-  cluster = await startCluster(3, 0);
+  if (!isWhole) cluster = await startCluster(3, 0);
+  isWhole = true;
   victim = cluster.servers[0]!;
-  await Promise.all(
-    cluster.servers.map((server) => server.cli('config', 'set', 'cluster-require-full-coverage', 'no')),
-  );
+  for (const server of cluster.servers) {
+    await server.cli('flushall');
+    rmSync(join(server.dir, 'dump.rdb'), { force: true }); // or it would be there again after a start
+    await server.cli('config', 'set', 'cluster-require-full-coverage', 'no');
+  }
 });
-afterEach(async () => {
+afterEach(async ({ task }) => {
   for (const each of open) each.checkIntegrity();
   await Promise.all(open.map((each) => each.close()));
-  await cluster.stop();
+  // Masters that are dead, or that a failed test has left in any state.
+  isWhole &&= task.result?.state !== 'fail';
+  if (!isWhole) await cluster.stop();
   bench.dispose();
 });
+afterAll(() => cluster.stop());
+
+/** Where servers say nothing, whose time is waited out. */
+const shortLimitMs = 2_500;
 
 const openIt = async (timeLimitMs = 10_000, options: Partial<RedisTierOptions> = {}): Promise<RedisTier> => {
   const say = (_: object, message: string): void => void lines.push(message);
@@ -100,7 +113,7 @@ it('a master that is killed costs its partitions; started again, what it has kep
 });
 
 it('a master that says nothing (SIGSTOP) costs its partitions, and nobody waits for it any more; continued, it serves again', async () => {
-  tier = await openIt(5_000);
+  tier = await openIt(shortLimitMs);
   await until(async () => (await writeAll(many)).every((status) => status !== 'refused'), 'all are stored');
   const kinds = new Set<string>();
   tier.follow(({ kind }) => kinds.add(kind));
@@ -154,7 +167,7 @@ it('when the last partition goes, the tier is out of service and empty; with the
 });
 
 it('a master that cannot hold its share any more costs its partitions, also when all were lost meanwhile', async () => {
-  tier = await openIt(5_000);
+  tier = await openIt(shortLimitMs);
   await until(async () => (await writeAll(many)).every((status) => status !== 'refused'), 'all are stored');
   const its = Number(await victim.cli('eval', "return #redis.call('keys', '*:ledger')", '0'));
   await victim.cli('config', 'set', 'maxmemory', '1mb');
@@ -187,6 +200,7 @@ it('a directory that is gone costs its partition', async () => {
 
 it('a node that ends while a master is dead ends', async () => {
   tier = await openIt();
+  isWhole = false;
   await victim.kill();
   await until(() => partitionsOut() > 0, 'its partitions are out');
   await tier.close();

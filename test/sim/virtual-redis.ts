@@ -7,7 +7,16 @@
  * Invariant: commands of one connection are done, and answered, in their order.
  */
 import type { ArenaHandle, ValuesHandle } from '@kvtier/data-plane';
-import type { MoveResult, NativePool, PieceJob, PiecePool, ValueEnd, ValueJob } from '@kvtier/tiers/redis/testing';
+import {
+  type MoveResult,
+  type NativePool,
+  type PieceJob,
+  type PiecePool,
+  scripts,
+  type ValueEnd,
+  type ValueJob,
+} from '@kvtier/tiers/redis/testing';
+import { spaces } from './contents.ts';
 import { type Ledger, RedisKeys, type Reply, type State } from './redis-keys.ts';
 import { isSound, type VirtualArenas } from './virtual-arena.ts';
 import type { Entry, Life, World } from './world.ts';
@@ -40,6 +49,16 @@ interface ValueParts {
 
 const text = (argument: unknown): string =>
   Buffer.isBuffer(argument) ? argument.toString('latin1') : String(argument);
+const luaTexts = new Set(scripts.allScripts.map(({ lua }) => lua));
+/** A block in a command: its namespace and hash, and what is said of it: where its value is, its size, its uses, its end. */
+const bytesPerName = 160;
+/** Blocks that a part of a command names: each with its namespace before it, or by the key of its value. */
+function namesIn(word: string): number {
+  let count = /^\S{1,40}:v:\S{1,40}$/.test(word) ? 1 : 0;
+  for (const { namespace } of spaces)
+    for (let at = word.indexOf(namespace.key); at !== -1; at = word.indexOf(namespace.key, at + 32)) count++;
+  return count;
+}
 /** Whatever takes jobs for a server. */
 type Pool = PiecePool | NativePool;
 
@@ -63,9 +82,8 @@ export class VirtualRedis {
   flips = 0;
   /** Probability that a part of a value hangs, while those beside it come. */
   stuck = 0;
-  /** Bytes that travelled as commands and replies. */
-  controlBytes = 0;
-  largestCommandBytes = 0;
+  /** Of any command: the most bytes beside those that the blocks it names need. */
+  mostBesideNames = 0;
   readonly counts = { commands: 0, sets: 0, gets: 0, refused: 0, resets: 0, failovers: 0, stuck: 0 };
 
   constructor(world: World, arenas: VirtualArenas) {
@@ -246,9 +264,7 @@ export class VirtualRedis {
         reject(new Error("Stream isn't writeable and enableOfflineQueue options is false"));
         return;
       }
-      const size = args.reduce<number>((sum, argument) => sum + text(argument).length, name.length);
-      this.controlBytes += size;
-      if (!text(args[0]).includes('\n')) this.largestCommandBytes = Math.max(this.largestCommandBytes, size);
+      this.#measure(name, args);
       connection.waiting.add(reject);
       connection.lastArrivalUs = Math.max(connection.lastArrivalUs, world.nowUs + this.#delayUs());
       const arrive = (): void => {
@@ -274,6 +290,13 @@ export class VirtualRedis {
       };
       world.schedule(connection.lastArrivalUs - world.nowUs, `redis ${name}`, arrive, world.servers);
     });
+  }
+
+  #measure(name: string, args: readonly unknown[]): void {
+    const words = args.map(text).filter((word) => !luaTexts.has(word));
+    const bytes = words.reduce((sum, word) => sum + word.length, name.length);
+    const names = words.reduce((sum, word) => sum + namesIn(word), 0);
+    this.mostBesideNames = Math.max(this.mostBesideNames, bytes - names * bytesPerName);
   }
 
   /** Whole values: their parts one after another, and each object looked at when all of its have arrived. */

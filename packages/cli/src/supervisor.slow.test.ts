@@ -188,7 +188,7 @@ describe('supervisor', () => {
     const script = `
       import { Supervisor } from ${JSON.stringify(supervisorFile)};
       const supervisor = new Supervisor({ services: ${JSON.stringify([service('api'), service('node')])}, onLine() {},
-        onEvent: (text) => console.log(text), limits: { pingMs: 20, silenceMs: 4_000 } });
+        onEvent: (text) => console.log(text), limits: { pingMs: 20, silenceMs: 2_000 } });
       process.on('SIGUSR2', () => setTimeout(() => supervisor.stop().then(() => console.log('stopped')), 500));
       await supervisor.start();
       console.log('up');`; // the last thing: from here on it may be stopped at any instruction
@@ -198,7 +198,7 @@ describe('supervisor', () => {
     await vi.waitUntil(() => said === 'up\n', patience);
     for (let times = 0; times < 2; times++) {
       child.kill('SIGSTOP');
-      await new Promise((resolve) => setTimeout(resolve, 5_000)); // the standstill is what is tested
+      await new Promise((resolve) => setTimeout(resolve, 2_500)); // the standstill is what is tested
       child.kill('SIGCONT');
     }
     child.kill('SIGUSR2');
@@ -208,7 +208,7 @@ describe('supervisor', () => {
 
   it('tells the last one to end after half of the time, however slow the others are', async () => {
     const { supervisor } = supervise([service('api', 'deaf'), service('engine', 'deaf'), service('node', 'slow')], {
-      stopMs: 12_000,
+      stopMs: 7_000,
     });
     await supervisor.start();
     const node = supervisor.pids().get('node')!;
@@ -220,7 +220,7 @@ describe('supervisor', () => {
     await stopped;
     // By itself, and not by the SIGKILL for the others.
     expect(noted().slice(3)).toEqual(['api term', 'engine term', 'node term', 'node end']);
-    expect(nodeMs).toBeGreaterThanOrEqual(6_900);
+    expect(nodeMs).toBeGreaterThanOrEqual(4_400);
   });
 
   it('tells those of one stage to end together', async () => {

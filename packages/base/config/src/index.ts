@@ -155,8 +155,11 @@ const workerFields = z.strictObject({
     .max(600_000)
     .overwrite((ms) => Math.min(ms, 60_000))
     .default(5000),
-  /** always: what the cache node holds is loaded, also where computing it would be faster. For measuring. */
-  loads: z.enum(['planned', 'always']).default('planned'),
+  /**
+   * always: what the cache node holds is loaded, also where computing it would be faster. For measuring. halves: an engine that does nothing
+   * else computes the first half of a hit while the rest is brought, whatever is faster. For tests.
+   */
+  loads: z.enum(['planned', 'always', 'halves']).default('planned'),
   /** Who pays for this engine's blocks at the cache node (its `quotas`). */
   tenant: z.string().max(200).default(''),
   /** This engine's blocks are removed from all tiers so long after they were committed; absent: never. */

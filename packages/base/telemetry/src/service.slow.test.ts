@@ -14,7 +14,7 @@ import { version } from './version.ts';
 /** Of conditions that hold at once, on a machine that does many other things. */
 const patience = { timeout: 20_000 };
 
-vi.setConfig({ testTimeout: 20_000 });
+vi.setConfig({ testTimeout: 60_000 });
 
 const folder = mkdtempSync(join(tmpdir(), 'kvtier-service-'));
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
@@ -187,7 +187,8 @@ it('what nobody caught is told with its stack, and is the end with exit code 1',
   expect(rejected.said()).toMatch(/^rejected: unhandledRejection, a defect: Error: a defect\n {4}at .*rejected\.mjs/);
 });
 
-describe('with a file system call that hangs', () => {
+// From here on side by side: two of them wait for the deadline of a service.
+describe.concurrent('with a file system call that hangs', () => {
   const hangs = hungCall(folder, '.mjs');
 
   it('ends at SIGTERM with exit code 0', async () => {
@@ -215,7 +216,7 @@ describe('with a file system call that hangs', () => {
     expect(await once(refused, 'close')).toEqual([1, null]);
   });
 
-  it.concurrent('a close that waits for it ends at the deadline with a line, and so does one that stands still', async () => {
+  it('a close that waits for it ends at the deadline with a line, and so does one that stands still', async () => {
     const waits = service('waits', `return { ready: {}, close: () => new Promise(() => {}) };`, hangs);
     const stands = service('stands', `return { ready: {}, close: async () => { for (;;); } };`, hangs);
     await Promise.all([once(waits, 'message'), once(stands, 'message')]);
@@ -231,7 +232,7 @@ describe('with a file system call that hangs', () => {
     expect(stands.said()).toBe('stands: not closed 8 s after SIGTERM; killed\n');
   });
 
-  it.concurrent('one whose loop stands still ends, too, when its supervisor was killed', async () => {
+  it('one whose loop stands still ends, too, when its supervisor was killed', async () => {
     const file = join(folder, 'supervisor.mjs');
     const still = join(folder, 'still.mjs');
     const stands = `setTimeout(() => { for (;;); }, 100); return { ready: { pid: process.pid }, close: async () => {} };`;
@@ -251,7 +252,7 @@ describe('with a file system call that hangs', () => {
   });
 });
 
-it('a reader that stopped reading does not stop it: lines beyond a bound are dropped and counted', async () => {
+it.concurrent('a reader that stopped reading does not stop it: lines beyond a bound are dropped and counted', async () => {
   const flood = `const log = createLogger('flood', 'info');
     for (let i = 0; i < 20_000; i++) log.info({ i }, 'x'.repeat(200));
     ${serving}`;
@@ -274,7 +275,7 @@ it('a reader that stopped reading does not stop it: lines beyond a bound are dro
   expect(kept + counted.reduce((sum, count) => sum + Number(count), 0)).toBe(20_000);
 });
 
-it('the first line of its log says which version starts, from level info on', async () => {
+it.concurrent('the first line of its log says which version starts, from level info on', async () => {
   const imports = `import { serviceLogger } from ${JSON.stringify(telemetryIndex)};`;
   const said = async (level: string): Promise<string> => {
     const child = service(`log-${level}`, `serviceLogger('log', '${level}').warn('later'); ${serving}`, '', imports);
@@ -293,7 +294,7 @@ it('the first line of its log says which version starts, from level info on', as
   expect(await said('warn')).not.toContain('starts');
 });
 
-it('lines to a file are all there at its end', async () => {
+it.concurrent('lines to a file are all there at its end', async () => {
   service(
     'to-file',
     `const log = createLogger('to-file', 'info');

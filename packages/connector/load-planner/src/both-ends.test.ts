@@ -88,6 +88,20 @@ it('does not where one of both is clearly the faster', () => {
   expect(planner.plan(near, 0, 0, true)).toMatchObject({ head: 0, blocks: 60 });
 });
 
+it('always computes half of what is brought where it is told to, and asks for it', () => {
+  const planner = new LoadPlanner(16, 5_000, 'halves');
+  const halved = { head: 30, blocks: 30 };
+  expect(planner.plan(hit, 0, 0, true)).toMatchObject(halved);
+  for (const tokens of [960, 480, 960, 480, 960]) prefill(planner, tokens);
+  for (const estimatedUs of [0, 4_800, 48_000, 480_000, 48_000_000]) {
+    expect(planner.plan({ ...hit, estimatedUs }, 0, 0, true)).toMatchObject(halved);
+    expect([planner.isWorthAsking(60, 0, 0, true), planner.lookupDeadlineMs(60)]).toEqual([true, 5_000]);
+  }
+  const near = { spans: [{ tier: 'arena', count: 60 }], estimatedUs: 0 };
+  expect(planner.plan(near, 0, 0, true)).toMatchObject({ head: 0, blocks: 60 });
+  expect(planner.plan(hit, 0, 0, false).head).toBe(0);
+});
+
 it('learns how steps and loads slow each other down, and forgets it', () => {
   const planner = measured();
   // The step took as long again, the load half as long again.

@@ -59,6 +59,11 @@ export class BothEnds {
     if (thoughtUs > 0) this.#experiences.observe(stepsBeside, tookUs / thoughtUs, nowMs);
   }
 
+  /** So many blocks are computed, whatever that takes. */
+  at(head: number, spans: readonly Span[], costs: EndCosts): Ends {
+    return { head, headUs: costs.computeUs(head), ...loadOf(spans, head, costs) };
+  }
+
   /** The best place to meet; undefined: one after the other is as good. */
   plan(spans: readonly Span[], costs: EndCosts, nowMs: number): Ends | undefined {
     const held = spans.reduce((sum, { count }) => sum + count, 0);

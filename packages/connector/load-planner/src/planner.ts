@@ -58,11 +58,15 @@ const lookupShare = 0.2;
 const minLookupMs = 100;
 const maxLookupMs = 500;
 
+/** planned: what is faster; always: all that is held; halves: a head whenever one can be, the half of the hit. */
+export type Loads = 'planned' | 'always' | 'halves';
+
 type EndTime = 'besideUs' | 'copyUs' | 'first' | 'held' | 'nowMs';
 
 export class LoadPlanner {
   readonly #blockTokens: number;
   readonly #loadDeadlineMs: number;
+  readonly #loads: Loads;
   readonly #always: boolean;
   readonly #compute = new ComputeModel();
   readonly #copy = new BelievedRate(0.8);
@@ -75,10 +79,11 @@ export class LoadPlanner {
 
   /**
    * @param loadDeadlineMs no load waits longer, whatever it saves
-   * @param loads always: nothing is known to be faster than loading
+   * @param loads always: nothing is known to be faster than loading; halves: how long it is waited is planned all the same
    */
-  constructor(blockTokens: number, loadDeadlineMs: number, loads: 'planned' | 'always' = 'planned') {
+  constructor(blockTokens: number, loadDeadlineMs: number, loads: Loads = 'planned') {
     this.#blockTokens = blockTokens;
+    this.#loads = loads;
     this.#always = loads === 'always';
     this.#loadDeadlineMs = loadDeadlineMs;
     this.#probes = new Probes(this.#compute, blockTokens);
@@ -203,7 +208,8 @@ export class LoadPlanner {
   /** The plan that computes the head of a hit and loads the rest meanwhile; undefined: `best` is as good. */
   #endsOf({ spans }: Hit, tiers: string, best: Plan, times: Readonly<Record<EndTime, number>>): Plan | undefined {
     const { besideUs, copyUs, first, held, nowMs } = times;
-    if (this.#always || this.#compute.steps === 0 || tiers === '') return undefined;
+    const isHalved = this.#loads === 'halves' && held > 1;
+    if (this.#always || (this.#compute.steps === 0 && !isHalved) || tiers === '') return undefined;
     const restUs = this.#restUs(0, first + held) ?? 0;
     const costs = {
       roundTripUs: this.#roundTrip.usPerUnit(nowMs) ?? 0,
@@ -215,7 +221,7 @@ export class LoadPlanner {
       bestUs: best.loadUs + best.computeUs,
       mostLoadUs: this.#loadDeadlineMs * 1_000,
     };
-    const ends = this.#bothEnds.plan(spans, costs, nowMs);
+    const ends = isHalved ? this.#bothEnds.at(held >> 1, spans, costs) : this.#bothEnds.plan(spans, costs, nowMs);
     if (ends === undefined) return undefined;
     const { head, headUs, loadUs, away } = ends;
     const computeUs = Math.max(0, headUs - loadUs) + restUs;
@@ -249,7 +255,7 @@ export class LoadPlanner {
   /** Whether to ask for `blocks` blocks from block `first` on, which only peers hold. `isIdle` as for `plan`. */
   isWorthAsking(blocks: number, first: number, nowMs: number, isIdle = false): boolean {
     const computeUs = this.computeUs(blocks, first);
-    if (computeUs === undefined || this.#compute.steps === 0) return true;
+    if (computeUs === undefined || this.#compute.steps === 0 || this.#loads === 'halves') return true;
     return this.#asking.isWorth(blocks, computeUs, nowMs, isIdle);
   }
 
@@ -284,7 +290,7 @@ export class LoadPlanner {
 
   /** How long a lookup of `blocks` blocks may take before it counts as a miss. */
   lookupDeadlineMs(blocks: number): number {
-    if (this.#always) return this.#loadDeadlineMs; // whoever wants all that is held waits for it
+    if (this.#loads !== 'planned') return this.#loadDeadlineMs; // whoever wants all that is held waits for it
     const computeUs = this.computeUs(blocks);
     if (computeUs === undefined) return maxLookupMs; // a process that has just started is slow itself
     return Math.min(maxLookupMs, Math.max(minLookupMs, Math.ceil((computeUs * lookupShare) / 1_000)));

@@ -22,6 +22,7 @@ const faults = fc.oneof(
       'wrong bytes',
       'wrong order',
       'wrong offset',
+      'other epoch',
     ),
   },
 );

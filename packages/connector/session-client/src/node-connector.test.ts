@@ -409,7 +409,7 @@ it('stores beyond the bound keep the first blocks of the chain and release the r
   expect(reasons()).toEqual({ 'store: too many in flight': 5 });
 });
 
-it.each(['garbage', 'foreign', 'wrong order', 'wrong offset', 'hang up'] as const)(
+it.each(['garbage', 'foreign', 'wrong order', 'wrong offset', 'other epoch', 'hang up'] as const)(
   'a node that answers a load with %s loses the session, not the request',
   async (fault) => {
     rig = new ConnectorRig();

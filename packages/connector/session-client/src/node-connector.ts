@@ -43,7 +43,7 @@ export interface ConnectorOptions {
   /** No load takes longer, whatever it saves. */
   readonly loadDeadlineMs: number;
   /** always: what the node holds is loaded, also where computing would be faster; default: planned. */
-  readonly loads?: 'planned' | 'always';
+  readonly loads?: 'planned' | 'always' | 'halves';
   /** A lookup that takes longer counts as a miss; default: a share of the time to compute what it asks for. */
   readonly lookupDeadlineMs?: number;
   /** Blocks that may be on their way out at a time, those that wait for their turn included. */

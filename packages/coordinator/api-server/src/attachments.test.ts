@@ -86,7 +86,11 @@ describe('at pods', () => {
       at.post('/v1/chat/completions', { model: 'pods', messages }, { headers: inTime });
     // At 2,000 tokens a second its bytes alone would be read for minutes.
     const pictures = [1, 2].map((fill) => ask(chatOf(textOf('What is this?'), imageOf(fill))));
-    await vi.waitUntil(() => pods.flatMap(({ seen }) => seen).length === 2, patience);
+    const early = Promise.race(pictures).then(async (answer) => {
+      throw new Error(`a picture is answered before its pod has spoken: ${answer.status} ${await answer.text()}`);
+    });
+    early.catch(() => {}); // in the end they are answered
+    await Promise.race([vi.waitUntil(() => pods.flatMap(({ seen }) => seen).length >= 2, patience), early]);
     const small = ask([{ role: 'user', content: 'hi' }]);
     const smallSeen = () => pods.flatMap(({ seen }) => seen).find(({ body }) => body.length < 1_000);
     await vi.waitUntil(() => smallSeen() !== undefined, patience);

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
@@ -122,6 +123,11 @@ int Run(const std::vector<std::string>& wanted) {
 Registration::Registration(const char* name, void (*run)()) { cases().push_back({name, run}); }
 
 void EndAtFailure() { end_at_failure = true; }
+
+std::string TemporaryName(const std::string& kind) {
+  const char* folder = std::getenv("TMPDIR");
+  return std::string(folder != nullptr ? folder : "/tmp") + "/kvtier-check-" + kind + "XXXXXX";
+}
 
 void Expect(const std::string& kernel, const std::string& name, double max_error, double allowed) {
   Line(kernel, name, max_error, allowed, max_error <= allowed);

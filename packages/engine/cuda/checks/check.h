@@ -28,6 +28,9 @@ void Expect(const std::string& kernel, const std::string& name, double max_error
 // The same for what is either so or not.
 inline void ExpectTrue(const std::string& kernel, const std::string& name, bool holds) { Expect(kernel, name, holds ? 0 : 1, 0); }
 
+// The name of a file or folder to make, for mkstemp and mkdtemp: below TMPDIR, and so gone with it.
+std::string TemporaryName(const std::string& kind);
+
 // From now on the first comparison that fails ends the process, with exit code 1.
 void EndAtFailure();
 

@@ -116,8 +116,8 @@ std::function<double(Stream&, const gpu::Graph&)> Says(std::vector<double> times
 }
 
 KVTIER_CHECK(cublaslt_choice) {
-  char name[] = "/tmp/kvtier-check-choices-XXXXXX";
-  const std::string folder = std::string(mkdtemp(name)) + "/made";
+  std::string name = TemporaryName("choices-");
+  const std::string folder = std::string(mkdtemp(name.data())) + "/made";
   int asked = 0;
   {
     Gemm second({.cublaslt = kPath, .choices_folder = folder, .stopwatch = Says({5, 7, 3}, &asked)});

@@ -105,8 +105,8 @@ KVTIER_CHECK(step_size_measured) {
 }
 
 KVTIER_CHECK(step_size_kept) {
-  char name[] = "/tmp/kvtier-check-steps-XXXXXX";
-  const std::string folder = mkdtemp(name);
+  std::string name = TemporaryName("steps-");
+  const std::string folder = mkdtemp(name.data());
   Measuring measuring(Families()[0]);
   Told first{.launch_us = 100, .token_us = 1, .pair_us = 0}, second{.launch_us = 0, .token_us = 1, .pair_us = 0};
   ExpectTrue("MeasureStepSize", "measured", Is(measuring.Choose(first, folder), 48, 4) && first.asked.size() == 24);

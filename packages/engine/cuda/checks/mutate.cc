@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <map>
 
 #include "../gpu/device.h"
@@ -17,6 +19,27 @@ namespace kvtier::cuda::check {
 namespace {
 
 constexpr unsigned kDeadlineS = 120;
+
+// A folder for what checks make: a mutation ends in their midst, and leaves it.
+class Folder {
+ public:
+  Folder() {
+    const char* above = std::getenv("TMPDIR");
+    std::string name = std::string(above != nullptr ? above : "/tmp") + "/kvtier-mutate-XXXXXX";
+    if (mkdtemp(name.data()) == nullptr) return;
+    path_ = name;
+    setenv("TMPDIR", name.c_str(), 1);
+  }
+  ~Folder() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+ private:
+  std::filesystem::path path_;
+};
 
 // What `work` writes to its argument, and whether it ended with 0, in a process of its own, whose output goes nowhere.
 template <class Work>
@@ -55,6 +78,7 @@ int Mutate(const std::vector<std::string>& checks, int (*run)(const std::string&
     std::string check;
     std::chrono::steady_clock::duration elapsed;
   };
+  const Folder folder;
   std::map<std::string, std::vector<Meets>> waits;
   for (const std::string& check : checks) {
     std::string met;

@@ -58,8 +58,7 @@ TinyModel::TinyModel(const Family& f, NumberType file_type) {
     if (mixed || l == 0) shape.group_windows.push_back(window);
   }
 
-  const char* folder = std::getenv("TMPDIR");
-  std::string path = std::string(folder != nullptr ? folder : "/tmp") + "/kvtier-check-XXXXXX";
+  std::string path = TemporaryName("");
   const int fd = mkstemp(path.data());
   if (fd < 0) throw std::runtime_error("check: no temporary file can be made; set TMPDIR");
   plan.files = {{path, fd}};

@@ -33,7 +33,7 @@ export interface OpenConnectorOptions {
   readonly hashBytes: number;
   readonly loadDeadlineMs: number;
   /** always: also where computing would be faster. */
-  readonly loads: 'planned' | 'always';
+  readonly loads: 'planned' | 'always' | 'halves';
   readonly tenant: string;
   /** 0: blocks do not expire. */
   readonly ttlSeconds: number;

@@ -19,7 +19,8 @@ export type Fault =
   | 'restart'
   | 'wrong bytes'
   | 'wrong order'
-  | 'wrong offset';
+  | 'wrong offset'
+  | 'other epoch';
 
 const slots = 512;
 const arenaBytes = 4096 + slots * blockBytes;
@@ -146,11 +147,13 @@ export class FakeNode {
 
   #handle(socket: Socket, { id, body }: ClientFrame): void {
     if (socket.destroyed || body === undefined) return;
-    const send = (answer: ServerBody): void => {
-      writeFrame(socket, ServerFrame.encode({ id, bootEpoch: this.#epoch, body: answer }).finish());
-    };
     this.log.push(body.$case);
     const fault = body.$case === 'attach' ? this.attachFault() : this.fault(body);
+    // As one does that was exchanged behind the connection: what it says is of another arena.
+    const bootEpoch = fault === 'other epoch' ? this.#epoch ^ 1n : this.#epoch;
+    const send = (answer: ServerBody): void => {
+      writeFrame(socket, ServerFrame.encode({ id, bootEpoch, body: answer }).finish());
+    };
     switch (fault) {
       case 'silent':
         if (body.$case === 'release') this.leases.delete(body.value.loadId);

@@ -136,7 +136,7 @@ describe.each(['io_uring', 'threads'] as const)('on %s', (backend) => {
   });
 
   it('closes although a device hangs', async () => {
-    const tier = await open({ io: { backend }, timeoutMs: 2_500 });
+    const tier = await open({ io: { backend }, timeoutMs: 1_500 });
     native.ioFault(tier.devices[0]!.io.handle, writes, 0, true);
     expect(await bench.write(tier, space, names('never', 2), payloadBytes)).toEqual(['refused', 'refused']);
     await tier.close();

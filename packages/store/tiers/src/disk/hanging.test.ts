@@ -2,8 +2,9 @@
  * Calls to a file system that hang: for real, in open(2) of a pipe without another end in the place of a segment. Only what that
  * device holds goes; nothing else of the process waits for it.
  */
-import { execFileSync } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { lookup } from 'node:dns/promises';
+import { once } from 'node:events';
 import { renameSync, rmSync } from 'node:fs';
 import { open as openFile, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -142,7 +143,7 @@ it('closes, and frees its lock, although a call hangs', async () => {
   await again.close();
 });
 
-it('says so when its folder hangs at the start', async () => {
+it('a pipe in the place of a segment is none at the start, and nothing hangs', async () => {
   const tier = await filled(['a'], 10_000);
   await tier.close();
   const checkpoint = join(bench.dir, 'a', 'checkpoint.kvc');
@@ -153,6 +154,36 @@ it('says so when its folder hangs at the start', async () => {
   // A pipe is no segment: it is not opened.
   const again = await open(['a'], 10_000);
   expect(again.stats().inService).toBe(true);
+  await again.close();
+});
+
+it('says in time when its folder hangs at the start, and begins when that goes on', async () => {
+  const tier = await filled(['a'], 10_000);
+  await tier.close();
+  rmSync(join(bench.dir, 'a', 'checkpoint.kvc')); // what lies in segments is to be read
+  // Whoever opens a file of which another process has the lease waits for it in open(2).
+  const take = `import fcntl, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+file = open(sys.argv[1], 'r+b')
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print('taken', flush=True)
+signal.pause()`;
+  const holder = spawn('/usr/bin/python3', ['-c', take, join(bench.dir, 'a', 'segment-00000001.kvs')], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  try {
+    await once(holder.stdout, 'data');
+    await expect(open(['a'], hangsMs)).rejects.toMatchObject({
+      code: 'IO',
+      message: expect.stringMatching(/a: the device did not answer for 3000 ms$/),
+    });
+  } finally {
+    holder.kill();
+    await once(holder, 'close');
+  }
+  const again = await open(['a'], 10_000);
+  expect(again.stats()).toMatchObject({ inService: true });
+  expect(again.stats().blocks).toBeGreaterThan(0);
   await again.close();
 });
 

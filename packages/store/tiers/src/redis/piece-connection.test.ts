@@ -2,6 +2,7 @@
 import { createServer, type Server } from 'node:net';
 import fc from 'fast-check';
 import { afterEach, beforeEach, expect, it } from 'vitest';
+import { watchReceiving } from '../kit/testing/receiving.ts';
 import { type MoveResult, PieceConnection } from './piece-connection.ts';
 import { PiecePool } from './piece-pool.ts';
 
@@ -100,6 +101,41 @@ it('values land whole in their views, in order, however the answers are cut', as
     },
   );
   await fc.assert(property, { numRuns: 60 });
+});
+
+it('receives a value into its view itself; elsewhere goes what came in one read with its length', async () => {
+  const value = Buffer.alloc(200_000, 'v');
+  pieces = [Buffer.concat([Buffer.from(`$${value.length}\r\n`), value, Buffer.from('\r\n')])];
+  const memory = new ArrayBuffer(value.length);
+  const view = Buffer.from(memory);
+  const receiving = watchReceiving();
+  const results: MoveResult[] = [];
+  try {
+    await new Promise<void>((resolve) => {
+      const connection = new PieceConnection(
+        { host: '127.0.0.1', port },
+        { connectTimeoutMs: 5000 },
+        {
+          ready: () => {
+            if (results.length > 0 || connection.inFlight > 0) return;
+            const onDone = (result: MoveResult): void => {
+              results.push(result);
+              setImmediate(() => connection.destroy('end'));
+            };
+            const job = { kind: 'get', key: 'k', view, start: 0, toEnd: true, asking: false } as const;
+            connection.send({ ...job, deadlineMs: Number.POSITIVE_INFINITY, onDone });
+          },
+          end: () => resolve(),
+        },
+      );
+    });
+  } finally {
+    receiving.end();
+  }
+  expect([results, view.equals(value)]).toEqual([['ok'], true]);
+  const elsewhere = receiving.buffers.filter(({ buffer }) => buffer !== memory);
+  expect(elsewhere.length).toBeLessThan(receiving.buffers.length);
+  expect(elsewhere.filter(({ length }) => length > 64)).toEqual([]); // text before and behind it
 });
 
 it.each([

@@ -3,6 +3,7 @@ import { createServer, type Server, type Socket } from 'node:net';
 import { native } from '@kvtier/data-plane';
 import fc from 'fast-check';
 import { afterEach, expect, it } from 'vitest';
+import { watchReceiving } from '../kit/testing/receiving.ts';
 import { type Head, headIn } from './answers.ts';
 import type { HttpRequest } from './http-connection.ts';
 import { HttpPool } from './http-pool.ts';
@@ -65,6 +66,24 @@ it('puts a body into its targets, wherever the answer is cut', async () => {
     expect(reply.headers.get('etag')).toBe('"e"');
     expect(Buffer.concat(targets).equals(body)).toBe(true);
   }
+});
+
+it('receives a body into the memory of its targets; elsewhere goes what came in one read with the head', async () => {
+  const memory = new ArrayBuffer(200_000);
+  const target = Buffer.from(memory);
+  const body = Buffer.alloc(memory.byteLength, 'b');
+  const receiving = watchReceiving();
+  ends.push(async () => receiving.end());
+  const pool = await poolTo((socket) => {
+    socket.write(Buffer.concat([Buffer.from('HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n'), body]));
+  });
+  await pool.send(get([target]), limits());
+  expect(target.equals(body)).toBe(true);
+  const [head, ...rest] = receiving.buffers;
+  const last = rest.pop(); // after the answer: for a head again
+  expect([head!.length, last!.length]).toEqual([4096, 4096]);
+  expect(rest.length).toBeGreaterThan(0);
+  expect(rest.filter(({ buffer }) => buffer !== memory).length).toBe(0);
 });
 
 it('sends bodies of several views, and keeps the connection', async () => {

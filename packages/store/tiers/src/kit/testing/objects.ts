@@ -12,6 +12,7 @@ import type { Log } from '@kvtier/runtime';
 import { ArenaTier } from '../../arena/arena-tier.ts';
 import { identitiesOf } from '../../disk/disk-io.ts';
 import type { Tier } from '../tier.ts';
+import { LawBroken } from './law.ts';
 
 export const silentLog: Log = { info: () => {}, warn: () => {}, error: () => {} };
 
@@ -126,7 +127,7 @@ export class TestBench {
         const { hash, slot } = blocks[index]!;
         if (status !== 'ready') return;
         if (!this.payloadAt(slot, payloadBytes).equals(payloadOf(namespace, hash, payloadBytes))) {
-          throw new Error(`a wrong block was delivered as ${index}`);
+          throw new LawBroken(1, `a wrong block was delivered as ${index}`);
         }
       });
       return statuses;
