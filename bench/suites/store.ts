@@ -58,7 +58,7 @@ class ListTier {
   lookup = (): number => 0;
   write = async (): Promise<WriteStatus[]> => [];
   read = async (): Promise<void> => {};
-  publishedSince = (): number => 0;
+  isDue = (): boolean => false;
   remove = (): number => 0;
   checkIntegrity = (): void => {};
   close = async (): Promise<void> => {};

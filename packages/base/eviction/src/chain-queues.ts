@@ -3,7 +3,7 @@
  * put next to its parent, on the colder side, where they share a queue, so that few parents are walked over.
  *
  *     queue ──park──▶ parked ──unpark──▶ queue, as if it had just come
- *       └──passed over for its children, among many──▶ behind ──all that follows is parked──▶ edge
+ *       └──passed over for its children, among many, or refreshed──▶ behind ──all that follows is parked──▶ edge
  *     the coldest of its queue ◀──the last child goes──────┴──────────────────────────────┘
  *
  * Where nothing childless may go, an entry goes before its children if none of these may: what a few kept ends of chains stand on must
@@ -76,6 +76,11 @@ export abstract class ChainQueues implements EvictionPolicy {
 
   has(entry: EntryIndex): boolean {
     return this.lists.has(entry);
+  }
+
+  /** What has children is put aside, as a walk would when it comes there. */
+  refresh(entry: EntryIndex): void {
+    if (this.queueOf(entry) !== none && this.links.hasChildren(entry)) this.#moveTo(this.#asideKindOf(entry), entry);
   }
 
   remove(entry: EntryIndex): void {

@@ -66,6 +66,11 @@ export class CostAwarePolicy implements EvictionPolicy {
     if (isLeaf) this.#leaves.add(entry);
   }
 
+  /** Nothing to do: what has children is no candidate, and an end that comes has a value of its own. */
+  refresh(entry: EntryIndex): void {
+    this.#checkTracked(entry);
+  }
+
   remove(entry: EntryIndex): void {
     this.#checkTracked(entry);
     if (entry === this.#chosen) this.#age = Math.max(this.#age, this.#values[entry]!);

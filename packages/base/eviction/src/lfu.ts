@@ -37,6 +37,11 @@ export class LfuPolicy implements EvictionPolicy {
     this.#lists.move(Math.min(this.#lists.listOf(entry) + 1, usesMax - 1), entry);
   }
 
+  /** The warmest of those that were used as often. */
+  refresh(entry: EntryIndex): void {
+    this.#lists.move(this.#lists.listOf(entry), entry);
+  }
+
   remove(entry: EntryIndex): void {
     this.#lists.remove(entry);
   }

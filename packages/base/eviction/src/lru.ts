@@ -30,6 +30,10 @@ export class LruPolicy implements EvictionPolicy {
     this.#list.move(0, entry);
   }
 
+  refresh(entry: EntryIndex): void {
+    this.#list.move(0, entry);
+  }
+
   remove(entry: EntryIndex): void {
     this.#list.remove(entry);
   }

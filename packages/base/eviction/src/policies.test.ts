@@ -16,6 +16,8 @@ interface Naive {
   uses: number;
   name: number | undefined;
   parent: Naive | undefined;
+  /** It was refreshed, and has children since. */
+  isAside: boolean;
 }
 
 class Oracle {
@@ -40,7 +42,8 @@ class Oracle {
       this.kind === 'lfu' && a.uses !== b.uses ? a.uses - b.uses : a.order - b.order,
     );
   }
-  insert(entry: number, parent: number | undefined, name: number | undefined): void {
+  insert(entry: number, parent: number | undefined, name: number | undefined, asksLate = false): void {
+    const comesLate = asksLate && this.#isByArrival;
     const returns = this.kind === 's3-fifo' && name !== undefined && this.ghosts.includes(name);
     const item: Naive = {
       entry,
@@ -49,11 +52,14 @@ class Oracle {
       uses: 0,
       name,
       parent: undefined,
+      isAside: false,
     };
     const above = parent === undefined ? undefined : this.find(parent);
     item.parent = above;
     const besides =
       above !== undefined &&
+      !comesLate &&
+      !above.isAside &&
       (this.kind === 'lfu' ? above.uses === 0 : this.kind !== 's3-fifo' || above.list === 'small' || returns);
     if (besides) {
       item.list = above.list;
@@ -63,14 +69,26 @@ class Oracle {
     this.ghosts = this.ghosts.filter((ghost) => !returns || ghost !== name);
     this.items.push(item);
   }
+  get #isByArrival(): boolean {
+    return this.kind === 'fifo' || this.kind === 's3-fifo';
+  }
+  refresh(entry: number): void {
+    const item = this.find(entry)!;
+    if (!this.#isByArrival) item.order = ++this.#clock;
+    else item.isAside ||= this.items.some(({ parent }) => parent === item);
+  }
   touch(entry: number): void {
     const item = this.find(entry)!;
     item.uses = Math.min(item.uses + 1, this.kind === 's3-fifo' ? 3 : 254);
     if (this.kind === 'lru' || this.kind === 'lfu') item.order = ++this.#clock;
   }
   remove(entry: number, evicted = false): void {
-    const { list, name } = this.find(entry)!;
+    const { list, name, parent: above } = this.find(entry)!;
     this.items = this.items.filter((item) => item.entry !== entry);
+    if (above?.isAside && !this.items.some(({ parent }) => parent === above)) {
+      above.isAside = false;
+      above.order = Math.min(...this.items.map(({ order }) => order)) - 1;
+    }
     if (evicted && this.kind === 's3-fifo' && list === 'small' && name !== undefined) {
       this.ghosts = [...this.ghosts.filter((ghost) => ghost !== name), name];
     }
@@ -130,7 +148,18 @@ function beforeKept(items: readonly Linked[], mayGo: (entry: number) => boolean)
 }
 
 const operation = fc.record({
-  kind: fc.constantFrom('insert', 'insert', 'child', 'touch', 'touch', 'remove', 'evict', 'evict'),
+  kind: fc.constantFrom(
+    'insert',
+    'insert',
+    'child',
+    'late child',
+    'touch',
+    'touch',
+    'refresh',
+    'remove',
+    'evict',
+    'evict',
+  ),
   entry: fc.nat(60),
   other: fc.nat(60),
   name: fc.option(fc.nat(20), { nil: undefined }),
@@ -148,10 +177,14 @@ describe.each([...kinds, ofShortWalks])('%s', (_, kind, make, mostMoves) => {
         for (const { kind: act, entry, other, name } of operations) {
           const held = oracle.find(entry) !== undefined;
           expect(policy.has(entry)).toBe(held);
-          if ((act === 'insert' || act === 'child') && !held) {
-            const parent = act === 'child' ? other : undefined;
-            policy.insert(entry, 0, { parent, name });
-            oracle.insert(entry, parent, name);
+          const comesLate = act === 'late child';
+          if ((act === 'insert' || act === 'child' || comesLate) && !held) {
+            const parent = act === 'insert' ? undefined : other;
+            policy.insert(entry, 0, { parent, name, comesLate });
+            oracle.insert(entry, parent, name, comesLate);
+          } else if (act === 'refresh' && held) {
+            policy.refresh(entry);
+            oracle.refresh(entry);
           } else if (act === 'touch' && held) {
             policy.touch(entry, 0);
             oracle.touch(entry);

@@ -16,7 +16,7 @@ export interface InsertHint {
   readonly parent?: EntryIndex | undefined;
   /**
    * That one stands far behind what came last. Where no touch brings it forward, the dependent comes as what has no parent does; a policy of
-   * that kind looks for dependents before it chooses.
+   * that kind looks for dependents before it chooses. Whoever says so refreshes the chain before, or walks pass over all of it at once.
    */
   readonly comesLate?: boolean;
   /**
@@ -36,6 +36,11 @@ export interface EvictionPolicy {
   readonly count: number;
   insert(entry: EntryIndex, nowUs: number, hint?: InsertHint): void;
   touch(entry: EntryIndex, nowUs: number): void;
+  /**
+   * Something is about to follow the chain that it is part of, children before parents: it is in use, and this counts as no use of it. The
+   * end of the chain is then no colder than what came last, or, where no touch changes a place, the rest of it is passed over already.
+   */
+  refresh(entry: EntryIndex): void;
   remove(entry: EntryIndex): void;
   has(entry: EntryIndex): boolean;
   /**

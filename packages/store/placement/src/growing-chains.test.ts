@@ -3,7 +3,7 @@ import { policyNames } from '@kvtier/eviction';
 import { type HashKey, headerBytes } from '@kvtier/identity';
 import { ArenaTier } from '@kvtier/tiers';
 import { hashNamed, namespaceNamed, TestBench } from '@kvtier/tiers/testing';
-import { afterEach, expect, it, vi } from 'vitest';
+import { afterEach, describe, expect, it, vi } from 'vitest';
 import type { Holdings } from './holdings.ts';
 import type { StoreOptions } from './parts.ts';
 import { Store } from './store.ts';
@@ -25,14 +25,14 @@ function storeOf(more: Partial<StoreOptions> & { readonly policy?: (typeof polic
   const clock = new ManualClock();
   const order = policy === undefined ? {} : { policy };
   const arena = new ArenaTier({ arena: bench.arena, arenaBytes, nowUs: () => clock.nowUs(), ...order });
-  const touch = vi.spyOn(arena, 'touch');
+  const refresh = vi.spyOn(arena, 'refresh');
   const verify = async (_: unknown, blocks: readonly unknown[]): Promise<boolean[]> => blocks.map(() => true);
   const store = new Store({ arena, lower: [], readHeader: () => undefined, verify, clock, log: silent, ...options });
   close = () => {
-    touch.mockRestore();
+    refresh.mockRestore();
     bench.dispose();
   };
-  return { arena, clock, store, touch };
+  return { arena, store, refresh };
 }
 
 /** Reserves and commits at once; why blocks were refused. */
@@ -46,25 +46,52 @@ function put(session: Holdings, parent: HashKey | null, hashes: readonly HashKey
   return taken.flatMap(({ reason }) => reason || []);
 }
 
-it.each(policyNames)('%s: an answer of two turnovers is held from its prompt on', (policy) => {
-  const { arena, store, touch } = storeOf({ policy });
-  const session = store.open(n, payloadBytes, 16);
-  const chain = names('prompt', 16);
-  expect(put(session, null, chain)).toEqual([]);
-  for (let step = 0; step < 64; step++) {
-    expect(put(session, null, names(`others ${step}.`, slots / 32))).toEqual([]);
-    const next = hashNamed(`answer ${step}`);
-    expect(put(session, chain.at(-1)!, [next])).toEqual([]);
-    chain.push(next);
-  }
-  expect(arena.lookup(n, chain)).toBe(chain.length);
-  // Four times a turnover, and each time from the root on.
-  expect(touch.mock.calls.length).toBeLessThanOrEqual(9);
-  for (const [, hashes] of touch.mock.calls) expect(hashes).toEqual(chain.slice(0, hashes.length));
-  // It is not kept for ever: nothing is said of one that has ended. (Frequencies do not age: by them it was used more than all others.)
-  for (let step = 0; step < 40; step++) put(session, null, names(`later ${step}.`, slots / 32));
-  if (policy !== 'lfu') expect(arena.lookup(n, chain)).toBe(0);
-  arena.checkIntegrity();
+describe.each(policyNames)('%s', (policy) => {
+  it('an answer of two turnovers is held from its prompt on', () => {
+    const { arena, store, refresh } = storeOf({ policy });
+    const session = store.open(n, payloadBytes, 16);
+    const chain = names('prompt', 16);
+    expect(put(session, null, chain)).toEqual([]);
+    for (let step = 0; step < 64; step++) {
+      expect(put(session, null, names(`others ${step}.`, slots / 32))).toEqual([]);
+      const next = hashNamed(`answer ${step}`);
+      expect(put(session, chain.at(-1)!, [next])).toEqual([]);
+      chain.push(next);
+    }
+    expect(arena.lookup(n, chain)).toBe(chain.length);
+    // A few times a turnover, and each time from the root on.
+    expect(refresh.mock.calls.length).toBeLessThanOrEqual(policy === 'lru' || policy === 'lfu' ? 9 : 36);
+    for (const [, hashes] of refresh.mock.calls) expect(hashes).toEqual(chain.slice(0, hashes.length));
+    // It is not kept for ever: nothing is said of one that has ended, and none of this was a use.
+    for (let step = 0; step < 40; step++) put(session, null, names(`later ${step}.`, slots / 32));
+    expect(arena.lookup(n, chain)).toBe(0);
+    arena.checkIntegrity();
+  });
+
+  it('is told before there is made room for what follows', () => {
+    const { arena, store } = storeOf({ policy });
+    const session = store.open(n, payloadBytes, 16);
+    const chain = names('prompt', 16);
+    expect(put(session, null, chain)).toEqual([]);
+    for (let step = 0; arena.stats().blocks < slots; step++) put(session, null, [hashNamed(`others ${step}`)]);
+    expect(arena.lookup(n, chain)).toBe(16);
+    const next = names('answer', 32);
+    expect(put(session, chain.at(-1)!, next)).toEqual([]);
+    expect(arena.lookup(n, [...chain, ...next])).toBe(48);
+  });
+
+  it('what many follow is told a few times a turnover', () => {
+    const { arena, store, refresh } = storeOf({ policy });
+    const session = store.open(n, payloadBytes, 16);
+    const chain = names('prompt', 16);
+    expect(put(session, null, chain)).toEqual([]);
+    for (let step = 0; step < slots; step++) {
+      expect(put(session, chain.at(-1)!, [hashNamed(`answer ${step}`)])).toEqual([]);
+    }
+    expect(refresh.mock.calls.length).toBeLessThanOrEqual(policy === 'lru' || policy === 'lfu' ? 4 : 16);
+    expect(refresh).toHaveBeenCalled();
+    expect(arena.lookup(n, chain)).toBe(16);
+  });
 });
 
 it('of a tenant with a quota the turnover is that of its quota', () => {
@@ -81,28 +108,29 @@ it('of a tenant with a quota the turnover is that of its quota', () => {
   expect(arena.lookup(n, chain)).toBe(chain.length);
 });
 
-it('a long chain is told over several turns, and one that says to be its own parent does not keep the node', () => {
-  const { arena, clock, store, touch } = storeOf({ limits: { touchBatchBlocks: 64, maxTouchBlocks: 300 } });
+it('a long chain is told piece by piece, once; and one that says to be its own parent does not keep the node', () => {
+  const { arena, store, refresh } = storeOf({ limits: { touchBatchBlocks: 64, maxTouchBlocks: 300 } });
   const session = store.open(n, payloadBytes, 16);
   const chain = names('prompt', 200);
   expect(put(session, null, chain)).toEqual([]);
   for (let step = 0; step < 10; step++) put(session, null, names(`others ${step}.`, 16));
-  expect(put(session, chain.at(-1)!, [hashNamed('answer')])).toEqual([]);
-  while (clock.pending > 0) clock.advance(0);
-  expect(touch.mock.calls.map(([, hashes]) => hashes)).toEqual([
+  const answer = names('answer', 3);
+  expect(put(session, chain.at(-1)!, answer.slice(0, 1))).toEqual([]);
+  expect(refresh.mock.calls.map(([, hashes]) => hashes)).toEqual([
     chain.slice(136),
     chain.slice(72, 136),
     chain.slice(8, 72),
     chain.slice(0, 8),
   ]);
+  for (const at of [1, 2]) expect(put(session, answer[at - 1]!, [answer[at]!])).toEqual([]);
+  expect(refresh).toHaveBeenCalledTimes(4);
   // a → b → a
   const [a, b] = names('circle', 2) as [HashKey, HashKey];
   put(session, null, [a, b]);
   arena.remove(n, [a], 'corrupt');
   put(session, b, [a]);
   for (let step = 0; step < 10; step++) put(session, null, names(`more ${step}.`, 16));
-  touch.mockClear();
+  refresh.mockClear();
   expect(put(session, a, [hashNamed('after the circle')])).toEqual([]);
-  while (clock.pending > 0) clock.advance(0);
-  expect(touch.mock.calls.flatMap(([, hashes]) => hashes).length).toBe(300);
+  expect(refresh.mock.calls.flatMap(([, hashes]) => hashes).length).toBe(300);
 });

@@ -22,10 +22,12 @@ export interface ArenaTop extends Tier {
   publish(namespace: Namespace, block: BlockFields, slot: number): void;
   get(namespace: Namespace, hash: HashKey): (ArenaBlock & Pick<BlockFields, 'parent'>) | undefined;
   /**
-   * Of a listed block: so many bytes were published since it was used last, or came to where nobody had used what is before it. What is
-   * next to its parent in the order of eviction has stood there as long as that one.
+   * Whether the chain that ends with this block is to be refreshed, if it grows now: that is so a few times while so much room is filled
+   * once, which is no more than there is.
    */
-  publishedSince(namespace: Namespace, hash: HashKey): number;
+  isDue(namespace: Namespace, hash: HashKey, roomBytes: number): boolean;
+  /** These blocks of a chain are in use, as something is about to follow it. Its end is told first. */
+  refresh(namespace: Namespace, hashes: readonly HashKey[]): void;
   /** Counted. A block that is removed while pinned is unlisted at once and freed at its last unpin. */
   pin(namespace: Namespace, hash: HashKey): void;
   unpin(namespace: Namespace, hash: HashKey): void;

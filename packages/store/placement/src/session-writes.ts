@@ -12,12 +12,6 @@ import type { NamespaceState } from './fetches.ts';
 import type { StoreParts } from './parts.ts';
 import { isStepEnd, type Steps, stepping } from './steps.ts';
 
-/** A chain that grows is said to be in use so often while its room is filled once. */
-const touchesOfTurnover = 4;
-
-/** Of a block's tiers. */
-const inArena = 1;
-
 export type ReserveStatus = 'reserved' | 'held' | 'busy' | 'refused';
 
 export interface Reservation {
@@ -69,13 +63,13 @@ export class SessionWrites {
     this.#parts.sweep();
     try {
       yield* this.#keep(parent, hashes, kept);
+      if (parent !== null) yield* this.#keepWarm(parent);
       const out = yield* this.#take(parent, hashes, kept);
       for (const hash of kept) {
         if (kept.size % stepping.blocks === 0) yield;
         this.#letGo(hash, kept);
       }
       yield* this.#used(hashes.filter((_, index) => out[index]?.status === 'held'));
-      if (parent !== null && out.some(({ status }) => status === 'reserved')) yield* this.#keepWarm(parent);
       return out;
     } finally {
       for (const hash of kept) this.#letGo(hash, kept);
@@ -222,13 +216,13 @@ export class SessionWrites {
 
   /**
    * A chain that grows is in use, and nobody names its beginning again: an answer that takes longer than the arena takes to turn over would
-   * lose what it stands on, and be refused from there on. Told to the arena alone, a few times a turnover: below it nothing is so short.
+   * lose what it stands on, and be refused from there on. Told to the arena alone, a few times a turnover: below it nothing is so short;
+   * before room is made for what follows, and from the tail on, so that parents end up at least as recent as their children.
    */
   *#keepWarm(parent: HashKey): Steps<void> {
-    const { arena, limits, recency, tenants } = this.#parts;
+    const { arena, limits, ownerOf, tenants } = this.#parts;
     const { namespace } = this.#state;
-    const room = Math.min(arena.stats().capacityBytes, tenants.limitBytes(this.#traits.tenant, 0));
-    if (arena.publishedSince(namespace, parent) < room / touchesOfTurnover) return;
+    if (!arena.isDue(namespace, parent, tenants.limitBytes(this.#traits.tenant, 0))) return;
     const chain: HashKey[] = [];
     for (let hash: HashKey | null = parent; hash !== null; ) {
       const block = arena.get(namespace, hash);
@@ -238,7 +232,12 @@ export class SessionWrites {
       hash = block.parent;
       if (chain.length % stepping.looked === 0) yield;
     }
-    recency.used(namespace, chain.reverse(), chain.length, new Uint8Array(chain.length).fill(inArena));
+    for (let first = 0; first < chain.length; first += limits.touchBatchBlocks) {
+      const part = chain.slice(first, first + limits.touchBatchBlocks).reverse();
+      if (first > 0) yield;
+      arena.refresh(namespace, part);
+      tenants.touch(0, namespace, part, (hash) => ownerOf(namespace, hash));
+    }
   }
 
   /** Returns whether the block was not there yet. */

@@ -57,6 +57,8 @@ interface Listed extends BlockFields {
   readonly namespace: Namespace;
   readonly slot: number;
   pins: number;
+  /** Of blocks that were published by then. */
+  toldAt: number;
 }
 
 const zeroStats = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0, inService: true, outOfServiceReason: '' };
@@ -77,6 +79,7 @@ export class ModelArena implements ArenaTop {
   readonly #zombies = new Map<string, Listed[]>();
   readonly #slotCount: number;
   evictions = 0;
+  #published = 0;
   #makeRoom = (): boolean => false;
 
   constructor(slotCount: number) {
@@ -114,7 +117,10 @@ export class ModelArena implements ArenaTop {
     const key = namespace.key + block.hash;
     invariant(!this.#listed.has(key), 'published twice');
     this.headers.set(slot, block);
-    this.#listed.set(key, { expiresS: 0, ...block, namespace, slot, pins: 0 });
+    const above = block.parent === null ? undefined : this.#listed.get(namespace.key + block.parent);
+    const toldAt = above?.toldAt ?? this.#published;
+    this.#published++;
+    this.#listed.set(key, { expiresS: 0, ...block, namespace, slot, pins: 0, toldAt });
     this.#followers.stored(namespace, [block.hash], [block.expiresS ?? 0]);
   }
 
@@ -122,9 +128,13 @@ export class ModelArena implements ArenaTop {
     return this.#listed.get(namespace.key + hash);
   }
 
-  /** None: a new block is the warmest, wherever its parent stands. */
-  publishedSince(): number {
-    return 0;
+  isDue(namespace: Namespace, hash: HashKey, roomBytes: number): boolean {
+    const block = this.#listed.get(namespace.key + hash);
+    return block !== undefined && this.#published - block.toldAt >= Math.min(roomBytes, this.#slotCount) / 4;
+  }
+
+  refresh(namespace: Namespace, hashes: readonly HashKey[]): void {
+    this.touch(namespace, hashes);
   }
 
   pin(namespace: Namespace, hash: HashKey): void {
@@ -162,6 +172,7 @@ export class ModelArena implements ArenaTop {
       if (block === undefined) continue;
       this.#listed.delete(namespace.key + hash);
       this.#listed.set(namespace.key + hash, block);
+      block.toldAt = this.#published;
     }
   }
 

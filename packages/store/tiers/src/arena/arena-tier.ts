@@ -26,6 +26,7 @@ import type {
   WriteStatus,
 } from '../kit/tier.ts';
 import { type ArenaBlock, type BlockFields, nameOf } from './arena-block.ts';
+import { HeldSlots } from './held-slots.ts';
 import { type Ranked, SizeClass, type SizeClassOptions } from './size-class.ts';
 import { SizeClasses } from './size-classes.ts';
 import { SlotAllocator } from './slot-allocator.ts';
@@ -70,8 +71,7 @@ export class ArenaTier implements Tier {
   readonly #bySlot = new Map<number, Entry>();
   /** Removed while pinned, by namespace and hash; freed at the last unpin. */
   readonly #leaving = new Map<string, Entry[]>();
-  /** Slots whose memory a device may still use, with the count of those who say so; given up ones are freed at the last release. */
-  readonly #held = new Map<number, { count: number; isFreed: boolean }>();
+  readonly #held = new HeldSlots();
   /** Allocated and not yet published. */
   readonly #unpublished = new Set<number>();
   #makeRoom: () => boolean = () => false;
@@ -130,22 +130,14 @@ export class ArenaTier implements Tier {
     this.#freeSlot(slot);
   }
 
-  /**
-   * A device hangs in the midst of this slot: whatever its owner does with it, its memory is given to nobody until as many
-   * `release`s.
-   */
   hold(slot: number): void {
-    const hold = this.#held.get(slot);
-    if (hold === undefined) this.#held.set(slot, { count: 1, isFreed: false });
-    else hold.count++;
+    this.#held.hold(slot);
   }
 
   release(slot: number): void {
-    const hold = this.#held.get(slot);
-    invariant(hold !== undefined, () => `arena: slot ${slot} is released and was not held`);
-    if (--hold.count > 0) return;
-    this.#held.delete(slot);
-    if (hold.isFreed) this.#free(slot);
+    const wasFreed = this.#held.release(slot);
+    if (wasFreed === undefined) return;
+    if (wasFreed) this.#free(slot);
     else this.#unused(this.#bySlot.get(slot));
   }
 
@@ -171,7 +163,7 @@ export class ArenaTier implements Tier {
     const pins = this.#leavingOf(namespace, hash)?.[0]?.pins ?? { count: 0 };
     const usedUs = this.#nowUs();
     const about = { namespace, hash, parent, slot, slotBytes, payloadBytes, checksum, expiresS };
-    const entry: Entry = { ...about, index, pins, usedUs, placedAtBytes: this.#classes.publishedBytes };
+    const entry: Entry = { ...about, index, pins, usedUs, placedAtBytes: 0, toldAtBytes: 0 };
     sizeClass.add(entry);
     this.#bySlot.set(slot, entry);
     let blocks = this.#index.get(namespace.key);
@@ -187,10 +179,20 @@ export class ArenaTier implements Tier {
     return this.#find(namespace, hash);
   }
 
-  /** See `ArenaTop.publishedSince` of packages/store/placement. */
-  publishedSince(namespace: Namespace, hash: HashKey): number {
+  /** See `ArenaTop.isDue` of packages/store/placement. */
+  isDue(namespace: Namespace, hash: HashKey, roomBytes: number): boolean {
     const entry = this.#find(namespace, hash);
-    return entry === undefined ? 0 : this.#classes.publishedBytes - entry.placedAtBytes;
+    if (entry === undefined) return false;
+    const room = Math.min(roomBytes, this.#allocator.capacityBytes);
+    return this.#classes.publishedBytes - entry.toldAtBytes >= room / this.#classes.get(entry.slotBytes)!.refreshes;
+  }
+
+  /** See `ArenaTop.refresh` of packages/store/placement. */
+  refresh(namespace: Namespace, hashes: readonly HashKey[]): void {
+    for (let at = hashes.length - 1; at >= 0; at--) {
+      const entry = this.#find(namespace, hashes[at]!);
+      if (entry !== undefined) this.#classes.used(entry.slotBytes).refresh(entry);
+    }
   }
 
   /** Counted. Balanced by `unpin`. */
@@ -320,7 +322,7 @@ export class ArenaTier implements Tier {
       ...this.#bySlot.keys(),
       ...this.#unpublished,
       ...[...this.#leaving.values()].flat().map((e) => e.slot),
-      ...[...this.#held].filter(([, { isFreed }]) => isFreed).map(([slot]) => slot),
+      ...this.#held.waiting,
     ]) {
       bytes += this.#allocator.slotBytesOf(slot);
     }
@@ -344,7 +346,7 @@ export class ArenaTier implements Tier {
       isIdle: (entry) => this.#isIdle(entry),
       nameOf,
       publishedBytes: () => this.#classes.publishedBytes,
-      farBytes: this.#allocator.capacityBytes / 64,
+      capacityBytes: this.#allocator.capacityBytes,
       parentOf: ({ namespace, parent }) => {
         const above = parent === null ? undefined : this.#find(namespace, parent);
         return above?.slotBytes === slotBytes ? above : undefined;
@@ -479,9 +481,7 @@ export class ArenaTier implements Tier {
   }
 
   #freeSlot(slot: number): void {
-    const hold = this.#held.get(slot);
-    if (hold === undefined) this.#free(slot);
-    else hold.isFreed = true;
+    if (!this.#held.freed(slot)) this.#free(slot);
   }
 
   #free(slot: number): void {

@@ -12,6 +12,7 @@ interface Block {
   isKept: boolean;
   readonly usedUs: number;
   placedAtBytes: number;
+  toldAtBytes: number;
 }
 
 /** Blocks 0 to `count`, in this order, of which the first `kept` may not go; these are one chain if `isChain`. */
@@ -29,7 +30,7 @@ class World {
       isIdle: ({ isKept }) => ++this.looks > 0 && !isKept,
       nameOf: ({ name }) => name,
       publishedBytes: () => this.blocks.length,
-      farBytes: Number.POSITIVE_INFINITY,
+      capacityBytes: Number.POSITIVE_INFINITY,
       parentOf: ({ parent }) => {
         this.parentsAsked++;
         const above = parent === undefined ? undefined : this.blocks[parent]!;
@@ -49,6 +50,7 @@ class World {
       isKept,
       usedUs: 0,
       placedAtBytes: 0,
+      toldAtBytes: 0,
     };
     this.blocks.push(block);
     this.live.add(block);

@@ -19,13 +19,18 @@ const withNames: ReadonlySet<PolicyName> = new Set(['s3-fifo']);
 /** Policies of which no touch changes a block's place: far behind what came last, a parent is no place for a new child. */
 const byArrival: ReadonlySet<PolicyName> = new Set(['fifo', 's3-fifo']);
 
+/** So large a part of the arena came since: less than what s3-fifo keeps of blocks that are not used. */
+const farParts = 16;
+
 export interface Ranked {
   /** Its number in the policy. */
   readonly index: EntryIndex;
   /** When it was published or used last. */
   readonly usedUs: number;
-  /** Of `publishedBytes`: when it came to its place, or its parent did, next to which it stands. */
+  /** Of `publishedBytes`: when it came to its place, or its parent did, next to which it stands. (Both are kept here.) */
   placedAtBytes: number;
+  /** The same: when it was used last, or, if it was not, its parent. */
+  toldAtBytes: number;
 }
 
 export interface SizeClassOptions<E> {
@@ -38,8 +43,7 @@ export interface SizeClassOptions<E> {
   readonly nameOf: (entry: E) => number;
   /** Of all blocks of all sizes that ever came. */
   readonly publishedBytes: () => number;
-  /** So many bytes after a parent came to its place, a child of it comes as any other block does. */
-  readonly farBytes: number;
+  readonly capacityBytes: number;
   /** So many in use keep their place; default: 64. */
   readonly mayPass?: number | undefined;
 }
@@ -66,13 +70,15 @@ export class SizeClass<E extends Ranked> {
   add(entry: E): void {
     this.#freeIndexes.pop();
     this.#entries[entry.index] = entry;
-    const { policy, parentOf, nameOf, publishedBytes, farBytes } = this.#options;
+    const { policy, parentOf, nameOf, publishedBytes, capacityBytes } = this.#options;
     const name = withNames.has(policy) ? nameOf(entry) : undefined;
     const parent = parentOf(entry);
-    const comesLate =
-      parent !== undefined && byArrival.has(policy) && publishedBytes() - parent.placedAtBytes > farBytes;
+    const nowBytes = publishedBytes();
+    const isFar = parent !== undefined && nowBytes - parent.placedAtBytes > capacityBytes / farParts;
+    const comesLate = isFar && byArrival.has(policy);
     this.#policy.insert(entry.index, entry.usedUs, { parent: parent?.index, comesLate, name });
-    if (parent !== undefined && !comesLate) entry.placedAtBytes = parent.placedAtBytes;
+    entry.placedAtBytes = parent !== undefined && !comesLate ? parent.placedAtBytes : nowBytes;
+    entry.toldAtBytes = parent?.toldAtBytes ?? nowBytes;
   }
 
   remove(entry: E): void {
@@ -84,7 +90,18 @@ export class SizeClass<E extends Ranked> {
 
   touch(entry: E): void {
     this.#policy.touch(entry.index, entry.usedUs);
-    if (!byArrival.has(this.#options.policy)) entry.placedAtBytes = this.#options.publishedBytes();
+    entry.toldAtBytes = this.#options.publishedBytes();
+  }
+
+  /** See `EvictionPolicy.refresh`. */
+  refresh(entry: E): void {
+    this.#policy.refresh(entry.index);
+    entry.toldAtBytes = this.#options.publishedBytes();
+  }
+
+  /** So often while the arena is filled once a chain that grows is to be refreshed: each time before its end has come to be far. */
+  get refreshes(): number {
+    return byArrival.has(this.#options.policy) ? farParts : 4;
   }
 
   /** Nobody uses it any more. */
