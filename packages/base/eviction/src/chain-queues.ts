@@ -79,8 +79,10 @@ export abstract class ChainQueues implements EvictionPolicy {
   }
 
   /** What has children is put aside, as a walk would when it comes there. */
-  refresh(entry: EntryIndex): void {
-    if (this.queueOf(entry) !== none && this.links.hasChildren(entry)) this.#moveTo(this.#asideKindOf(entry), entry);
+  refresh(entry: EntryIndex): boolean {
+    const isNew = this.queueOf(entry) !== none && this.links.hasChildren(entry);
+    if (isNew) this.#moveTo(this.#asideKindOf(entry), entry);
+    return isNew;
   }
 
   remove(entry: EntryIndex): void {

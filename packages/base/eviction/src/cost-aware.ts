@@ -67,8 +67,9 @@ export class CostAwarePolicy implements EvictionPolicy {
   }
 
   /** Nothing to do: what has children is no candidate, and an end that comes has a value of its own. */
-  refresh(entry: EntryIndex): void {
+  refresh(entry: EntryIndex): boolean {
     this.#checkTracked(entry);
+    return false;
   }
 
   remove(entry: EntryIndex): void {

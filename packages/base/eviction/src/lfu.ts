@@ -38,8 +38,9 @@ export class LfuPolicy implements EvictionPolicy {
   }
 
   /** The warmest of those that were used as often. */
-  refresh(entry: EntryIndex): void {
+  refresh(entry: EntryIndex): boolean {
     this.#lists.move(this.#lists.listOf(entry), entry);
+    return true;
   }
 
   remove(entry: EntryIndex): void {

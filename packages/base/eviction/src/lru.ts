@@ -30,8 +30,9 @@ export class LruPolicy implements EvictionPolicy {
     this.#list.move(0, entry);
   }
 
-  refresh(entry: EntryIndex): void {
+  refresh(entry: EntryIndex): boolean {
     this.#list.move(0, entry);
+    return true;
   }
 
   remove(entry: EntryIndex): void {

@@ -38,9 +38,10 @@ export interface EvictionPolicy {
   touch(entry: EntryIndex, nowUs: number): void;
   /**
    * Something is about to follow the chain that it is part of, children before parents: it is in use, and this counts as no use of it. The
-   * end of the chain is then no colder than what came last, or, where no touch changes a place, the rest of it is passed over already.
+   * end of the chain is then no colder than what came last, or, where no touch changes a place, the rest of it is passed over already. False:
+   * so it was before.
    */
-  refresh(entry: EntryIndex): void;
+  refresh(entry: EntryIndex): boolean;
   remove(entry: EntryIndex): void;
   has(entry: EntryIndex): boolean;
   /**

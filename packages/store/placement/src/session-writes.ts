@@ -63,7 +63,8 @@ export class SessionWrites {
     this.#parts.sweep();
     try {
       yield* this.#keep(parent, hashes, kept);
-      if (parent !== null) yield* this.#keepWarm(parent);
+      // Nothing is pinned where nothing will be allocated.
+      if (parent !== null && kept.size > 0) yield* this.#keepWarm(parent);
       const out = yield* this.#take(parent, hashes, kept);
       for (const hash of kept) {
         if (kept.size % stepping.blocks === 0) yield;

@@ -182,9 +182,7 @@ export class ArenaTier implements Tier {
   /** See `ArenaTop.isDue` of packages/store/placement. */
   isDue(namespace: Namespace, hash: HashKey, roomBytes: number): boolean {
     const entry = this.#find(namespace, hash);
-    if (entry === undefined) return false;
-    const room = Math.min(roomBytes, this.#allocator.capacityBytes);
-    return this.#classes.publishedBytes - entry.toldAtBytes >= room / this.#classes.get(entry.slotBytes)!.refreshes;
+    return entry !== undefined && this.#classes.get(entry.slotBytes)!.isDue(entry, roomBytes);
   }
 
   /** See `ArenaTop.refresh` of packages/store/placement. */
@@ -474,6 +472,7 @@ export class ArenaTier implements Tier {
   }
 
   #evict(entry: Entry): void {
+    this.#classes.get(entry.slotBytes)!.evicted(entry);
     this.#unlist(entry);
     this.#freeSlot(entry.slot);
     this.#counts.evictions++;

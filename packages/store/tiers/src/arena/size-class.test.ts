@@ -1,7 +1,8 @@
 /** In which order blocks of one size leave while many of them are kept. */
 import { type PolicyName, policyNames } from '@kvtier/eviction';
+import { EntryLists } from '@kvtier/eviction/testing';
 import fc from 'fast-check';
-import { describe, expect, it } from 'vitest';
+import { describe, expect, it, vi } from 'vitest';
 import { mostPassed } from '../kit/passing-over.ts';
 import { SizeClass } from './size-class.ts';
 
@@ -23,14 +24,14 @@ class World {
   parentsAsked = 0;
   readonly class: SizeClass<Block>;
 
-  constructor(policy: PolicyName, count: number, kept: number, isChain = false, mayPass?: number) {
+  constructor(policy: PolicyName, count: number, kept: number, isChain = false, mayPass?: number, capacity = 1e9) {
     this.class = new SizeClass({
       policy,
       mayPass,
       isIdle: ({ isKept }) => ++this.looks > 0 && !isKept,
       nameOf: ({ name }) => name,
       publishedBytes: () => this.blocks.length,
-      capacityBytes: Number.POSITIVE_INFINITY,
+      capacityBytes: capacity,
       parentOf: ({ parent }) => {
         this.parentsAsked++;
         const above = parent === undefined ? undefined : this.blocks[parent]!;
@@ -61,6 +62,7 @@ class World {
   evict(): number | undefined {
     const victim = this.class.coldest();
     if (victim === undefined) return undefined;
+    this.class.evicted(victim);
     this.class.remove(victim);
     this.live.delete(victim);
     return victim.name;
@@ -77,6 +79,28 @@ class World {
     return order;
   }
 }
+
+it.each(['fifo', 's3-fifo'] as const)('under %s what comes late to many old chains leaves no long walk', (policy) => {
+  const [chains, length, capacity] = [32, 64, 4_096];
+  const world = new World(policy, 0, 0, false, undefined, capacity);
+  const ends = Array.from({ length: chains }, () => {
+    for (let at = 0; at < length; at++) world.put(false, at > 0 ? world.blocks.length - 1 : undefined);
+    return world.blocks.length - 1;
+  });
+  while (world.live.size < capacity - chains) world.put(false);
+  for (const end of ends) world.put(false, end); // as a slower tier brings them: nobody says before that these chains grow
+  const looks = [vi.spyOn(EntryLists.prototype, 'coldest'), vi.spyOn(EntryLists.prototype, 'warmer')];
+  let most = 0;
+  for (let round = 0; round < capacity; round++) {
+    for (const look of looks) look.mockClear();
+    world.evict();
+    most = Math.max(most, looks[0]!.mock.calls.length + looks[1]!.mock.calls.length);
+    world.put(false);
+  }
+  for (const look of looks) look.mockRestore();
+  expect(most).toBeLessThan(16);
+  world.class.checked();
+});
 
 describe.each(policyNames)('under %s the coldest idle block', (policy) => {
   it('is found without a look at all that is kept each time', () => {

@@ -19,8 +19,17 @@ const withNames: ReadonlySet<PolicyName> = new Set(['s3-fifo']);
 /** Policies of which no touch changes a block's place: far behind what came last, a parent is no place for a new child. */
 const byArrival: ReadonlySet<PolicyName> = new Set(['fifo', 's3-fifo']);
 
-/** So large a part of the arena came since: less than what s3-fifo keeps of blocks that are not used. */
-const farParts = 16;
+/** So often while its place wears out a chain that grows is refreshed; where it does not help, a child comes on its own as often. */
+const refreshes = 4;
+
+/** Of the arena: what is evicted sooner than such a part has come is not measured. */
+const leastPart = 32;
+
+/** Of one victim, in the mean. */
+const victimWeight = 1 / 8;
+
+/** Ancestors that are put aside in one turn, some milliseconds; the others are when a walk comes there. */
+const mostAside = 4096;
 
 export interface Ranked {
   /** Its number in the policy. */
@@ -29,7 +38,7 @@ export interface Ranked {
   readonly usedUs: number;
   /** Of `publishedBytes`: when it came to its place, or its parent did, next to which it stands. (Both are kept here.) */
   placedAtBytes: number;
-  /** The same: when it was used last, or, if it was not, its parent. */
+  /** The same: when its chain was refreshed, or came. */
   toldAtBytes: number;
 }
 
@@ -54,12 +63,15 @@ export class SizeClass<E extends Ranked> {
   readonly #entries: (E | undefined)[] = [];
   readonly #freeIndexes: EntryIndex[] = [];
   readonly #aside = new Set<E>();
+  /** Bytes that come while a block goes from its place to the end, as victims show. */
+  #wearBytes: number;
   /** Where a chain is to be put aside from the next time on, if it is there still. */
   #unfinished: E | undefined;
 
   constructor(options: SizeClassOptions<E>) {
     this.#options = options;
     this.#policy = createPolicy(options.policy);
+    this.#wearBytes = options.capacityBytes;
   }
 
   /** The number that the next entry is to have. */
@@ -70,15 +82,23 @@ export class SizeClass<E extends Ranked> {
   add(entry: E): void {
     this.#freeIndexes.pop();
     this.#entries[entry.index] = entry;
-    const { policy, parentOf, nameOf, publishedBytes, capacityBytes } = this.#options;
+    const { policy, parentOf, nameOf, publishedBytes } = this.#options;
     const name = withNames.has(policy) ? nameOf(entry) : undefined;
     const parent = parentOf(entry);
     const nowBytes = publishedBytes();
-    const isFar = parent !== undefined && nowBytes - parent.placedAtBytes > capacityBytes / farParts;
+    const isFar = parent !== undefined && nowBytes - parent.placedAtBytes > this.#wearBytes / refreshes;
     const comesLate = isFar && byArrival.has(policy);
     this.#policy.insert(entry.index, entry.usedUs, { parent: parent?.index, comesLate, name });
     entry.placedAtBytes = parent !== undefined && !comesLate ? parent.placedAtBytes : nowBytes;
     entry.toldAtBytes = parent?.toldAtBytes ?? nowBytes;
+    if (comesLate) this.#refreshAbove(entry);
+  }
+
+  /** It is about to be removed in favour of another. */
+  evicted(entry: E): void {
+    const { publishedBytes, capacityBytes } = this.#options;
+    const age = Math.min(capacityBytes, Math.max(capacityBytes / leastPart, publishedBytes() - entry.placedAtBytes));
+    this.#wearBytes += (age - this.#wearBytes) * victimWeight;
   }
 
   remove(entry: E): void {
@@ -90,18 +110,20 @@ export class SizeClass<E extends Ranked> {
 
   touch(entry: E): void {
     this.#policy.touch(entry.index, entry.usedUs);
-    entry.toldAtBytes = this.#options.publishedBytes();
+    if (!byArrival.has(this.#options.policy)) entry.placedAtBytes = this.#options.publishedBytes();
   }
 
   /** See `EvictionPolicy.refresh`. */
   refresh(entry: E): void {
+    const { policy, publishedBytes } = this.#options;
     this.#policy.refresh(entry.index);
-    entry.toldAtBytes = this.#options.publishedBytes();
+    entry.toldAtBytes = publishedBytes();
+    if (!byArrival.has(policy)) entry.placedAtBytes = entry.toldAtBytes;
   }
 
-  /** So often while the arena is filled once a chain that grows is to be refreshed: each time before its end has come to be far. */
-  get refreshes(): number {
-    return byArrival.has(this.#options.policy) ? farParts : 4;
+  /** The chain that ends with this one is to be refreshed if it grows; `roomBytes`: what its owner may fill. */
+  isDue(entry: E, roomBytes: number): boolean {
+    return this.#options.publishedBytes() - entry.toldAtBytes >= Math.min(roomBytes, this.#wearBytes) / refreshes;
   }
 
   /** Nobody uses it any more. */
@@ -143,6 +165,14 @@ export class SizeClass<E extends Ranked> {
       invariant(!this.#aside.has(entry) || !this.#options.isIdle(entry), 'arena: what nobody uses is aside');
     }
     return all;
+  }
+
+  /** A walk would else pass over all that it follows, of which a part was put aside before. */
+  #refreshAbove(entry: E): void {
+    const { parentOf } = this.#options;
+    let left = mostAside;
+    for (let above = parentOf(entry); above !== undefined && left > 0; above = parentOf(above), left--)
+      if (!this.#policy.refresh(above.index)) return;
   }
 
   /** If they are many, with what is kept of their chains; what is too much for one turn at the next allocation. */

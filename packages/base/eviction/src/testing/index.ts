@@ -1,0 +1,2 @@
+/** For tests: what policies walk over. */
+export { EntryLists } from '../entry-lists.ts';
