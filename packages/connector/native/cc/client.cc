@@ -51,6 +51,10 @@ Client::Client(const kvtier_options& options) : options_(options) {
   }
 }
 
+Client::~Client() {
+  if (pinner_.joinable()) pinner_.join();
+}
+
 void Client::Start(Lane& lane, const char* name, uint32_t threads, uint32_t niceness) {
   for (uint32_t i = 0; i < threads; ++i) {
     {
@@ -299,14 +303,9 @@ bool Client::Close(std::chrono::steady_clock::time_point until) {
   loads_.ready.notify_all();
   stores_.ready.notify_all();
   const bool idle = ended_.wait_until(lock, until, [this] { return working_ == 0; });
+  // What a GPU still does of a job uses what is here. What it holds back only, a look among it, is freed when it lets go.
+  const bool used = std::ranges::any_of(hung_, [](const Hung& one) { return one.job != nullptr && !one.piece; });
   lock.unlock();
-  if (pinner_.joinable()) {
-    if (idle) {
-      pinner_.join();
-    } else {
-      pinner_.detach();
-    }
-  }
   for (Lane* lane : {&loads_, &stores_}) {
     for (std::thread& thread : lane->threads) {
       if (idle) {
@@ -317,7 +316,7 @@ bool Client::Close(std::chrono::steady_clock::time_point until) {
     }
     lane->threads.clear();
   }
-  return idle && AsideLocked(false, -1) == 0;  // what a GPU still does uses what is here
+  return idle && !used;
 }
 
 }  // namespace kvtier

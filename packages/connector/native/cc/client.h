@@ -84,7 +84,8 @@ struct Job {
 class Client {
  public:
   explicit Client(const kvtier_options& options);
-  ~Client() = default;
+  // May wait for a GPU: for the thread that pins, which may stand in a call that it holds up, and in what frees its memory.
+  ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
@@ -108,7 +109,7 @@ class Client {
   bool Abandon(int64_t job);
   kvtier_counts Counts();
 
-  // False: threads still ran then, and this object must stay for ever.
+  // False: copies still ran then, and this object must stay for ever.
   bool Close(std::chrono::steady_clock::time_point until);
 
  private:
@@ -166,7 +167,7 @@ class Client {
   std::deque<std::shared_ptr<const Layout>> forgotten_;  // of GPUs: freed when the last job is forgotten
   kvtier_counts counts_{};
   int64_t next_number_ = 1;
-  uint32_t working_ = 0;  // threads: ours, and those that wait for a job
+  uint32_t working_ = 0;  // threads: those of copies, and those that wait for a job
   bool closing_ = false;
 };
 

@@ -24,9 +24,21 @@ std::shared_ptr<Kept> TakeUnused(std::deque<std::shared_ptr<Kept>>& all) {
 
 // A few bytes on their way from or to a device.
 struct Look {
-  explicit Look(size_t bytes) : buffer(bytes, "a look at a layout") {}
-  gpu::PinnedBuffer buffer;
-  gpu::Stream stream;
+  Look(int device, size_t bytes) : device(device), buffer(std::make_unique<gpu::PinnedBuffer>(bytes, "a look at a layout")) {}
+  ~Look() {
+    try {
+      const gpu::OnDevice on(device);
+      stream.reset();
+      buffer.reset();
+    } catch (const std::exception&) {
+      // The device is lost, and what it has of this with it.
+      (void)stream.release();
+      (void)buffer.release();
+    }
+  }
+  const int device;
+  std::unique_ptr<gpu::PinnedBuffer> buffer;
+  std::unique_ptr<gpu::Stream> stream = std::make_unique<gpu::Stream>();
 };
 
 }  // namespace
@@ -147,14 +159,12 @@ void Client::PinLocked(MappedArena& mapped, int device) {
 
 bool Client::StartPinnerLocked() {
   if (pinner_.joinable() || closing_) return true;
-  ++working_;
   try {
     pinner_ = std::thread([this] {
       pthread_setname_np(pthread_self(), "kvtier-pin");
       PinAll();
     });
   } catch (const std::exception&) {
-    --working_;
     return false;
   }
   return true;
@@ -191,8 +201,6 @@ void Client::PinAll() {
       pins_.wait_for(lock, kAskPeriod);
     }
   }
-  --working_;
-  ended_.notify_all();
 }
 
 int64_t Client::AddMark(int device, void* stream) {
@@ -233,17 +241,15 @@ int Client::Pinning(int64_t number, int device, std::string* why) {
 void Client::Reach(int device, void* host, uint64_t address, size_t bytes, bool write) {
   try {
     const gpu::OnDevice on(device);
-    const auto look = std::make_shared<Look>(bytes);
-    uint8_t *const place = reinterpret_cast<uint8_t*>(address), *const buffer = look->buffer.data();
+    const auto look = std::make_shared<Look>(device, bytes);
+    uint8_t *const place = reinterpret_cast<uint8_t*>(address), *const buffer = look->buffer->data();
     if (write) memcpy(buffer, host, bytes);
-    look->stream.Copy(write ? place : buffer, write ? buffer : place, bytes);
-    if (!look->stream.Synchronize(int64_t{1000} * options_.device_deadline_ms)) {
+    look->stream->Copy(write ? place : buffer, write ? buffer : place, bytes);
+    if (!look->stream->Synchronize(int64_t{1000} * options_.device_deadline_ms)) {
       // Put aside like any copy that hangs. The device is not given up for it: arenas would stay pinned after they are unmapped.
-      const auto settled = [device, kept = look]() mutable {
+      const auto settled = [device, look] {
         gpu::Use(device);
-        if (!kept->stream.Synchronize(0)) return false;
-        kept.reset();  // while that device is this thread's
-        return true;
+        return look->stream->Synchronize(0);
       };
       const std::lock_guard lock(mutex_);
       hung_.push_back({0, nullptr, device, settled, false});

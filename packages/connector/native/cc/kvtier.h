@@ -68,8 +68,8 @@ KVTIER_API const char* kvtier_copy_code(void);
 /* NULL: kvtier_last_error. */
 KVTIER_API kvtier_client* kvtier_open(const kvtier_options* options);
 /* Drops what waits, lets what runs end. 1: all is freed. 0: not after wait_us. Copies that still ran and what they use are left alone
- * for ever; what a GPU holds back is freed when it lets go of it. The client is gone either way: a kvtier_wait that is under way says
- * what it knows, and later calls are CONFIG. */
+ * for ever, and so is all where no thread can be had that frees it; what a GPU holds back is freed when it lets go of it. The client is
+ * gone either way: a kvtier_wait that is under way says what it knows, and later calls are CONFIG. */
 KVTIER_API int32_t kvtier_close(kvtier_client* client, int64_t wait_us);
 
 /* An arena, by what the node says of it in Attached. lock_byte: 0, or the byte of the file beside the arena (its path + ".lock") that

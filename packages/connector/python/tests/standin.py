@@ -21,6 +21,7 @@ class Driver:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         self._library = ctypes.CDLL(str(PATH))
         self._library.kvtier_standin_registered_bytes.restype = c_size_t
+        self._library.kvtier_standin_pinned_buffers.restype = c_size_t
         self._library.kvtier_standin_held_stream.restype = c_void_p
         self._context = c_void_p()
         assert self._library.cuDevicePrimaryCtxRetain(byref(self._context), 0) == 0
@@ -85,6 +86,16 @@ class Driver:
     @property
     def registered_bytes(self) -> int:
         return int(self._library.kvtier_standin_registered_bytes())
+
+    @property
+    def pinned_buffers(self) -> int:
+        """Of memory that is pinned from its beginning."""
+        return int(self._library.kvtier_standin_pinned_buffers())
+
+    @property
+    def giving_back(self) -> int:
+        """Calls that give memory back and wait for the GPU."""
+        return int(self._library.kvtier_standin_giving_back())
 
     def held_stream(self) -> HeldStream:
         gate = c_void_p()

@@ -160,6 +160,37 @@ class Hanging(DeviceCase):
             self.assertLess(DRIVER.free_bytes, free)
         until("all is freed", lambda: DRIVER.free_bytes == free and DRIVER.registered_bytes == before)
 
+    def test_to_close_while_a_layout_is_freed_keeps_nothing(self) -> None:
+        self.closed_while(lambda arena, layout: layout.close())
+
+    def test_to_close_while_an_arena_is_unpinned_keeps_nothing(self) -> None:
+        self.closed_while(lambda arena, layout: arena.close())
+
+    def closed_while(self, left: Callable[[kvtier.Arena, kvtier.Layout], object]) -> None:
+        """The thread that gives it back stands behind the engine's kernel, and ends when that does."""
+        arena = self.copies.map(self.ref)
+        place, before = self.memory(4096), DRIVER.registered_bytes
+        free = DRIVER.free_bytes
+        layout = self.copies.layout([kvtier.Part(place, 4096, 4096)], 1, device=0)
+        self.pinned(arena)
+        with self.hanging():
+            left(arena, layout)
+            until("it waits for the GPU", lambda: DRIVER.giving_back == 1)
+            self.assertIs(in_time(lambda: self.copies.close(0.5)), False)
+        until("all is freed", lambda: DRIVER.free_bytes == free and DRIVER.registered_bytes == before)
+        until("it is unmapped", lambda: self.path not in Path("/proc/self/maps").read_text())
+
+    def test_to_close_after_a_look_that_hangs_keeps_nothing(self) -> None:
+        place = self.memory(4096)
+        free, buffers = DRIVER.free_bytes, DRIVER.pinned_buffers
+        self.copies.layout([kvtier.Part(place, 4096, 4096)], 1, device=0)
+        DRIVER.hang()
+        with self.assertRaisesRegex(kvtier.KvError, "has not ended a small copy"):
+            self.copies.peek(0, place, 16)
+        self.assertIs(in_time(lambda: self.copies.close(0.5)), False)
+        DRIVER.heal()
+        until("all is freed", lambda: DRIVER.free_bytes == free and DRIVER.pinned_buffers == buffers)
+
     def test_a_look_that_hangs_does_not_give_up_the_device(self) -> None:
         arena = self.copies.map(self.ref)
         before = DRIVER.registered_bytes

@@ -148,10 +148,11 @@ class Faults(GpuCase):
         until("it is given back", lambda: DRIVER.free_bytes == free[0])
 
     def test_a_rank_whose_cache_cannot_be_read_copies_nothing(self) -> None:
-        """The canary hangs. No arena is pinned for a rank that nothing is planned for."""
-        layout = Copies.layout
+        """The canary hangs. No arena is pinned for a rank that nothing is planned for, and the GPU gets its memory back."""
+        layout, free = Copies.layout, [0]
 
         def hanging(copies: Copies, *arguments: Any) -> Layout:
+            free[0] = free[0] or DRIVER.free_bytes
             made = layout(copies, *arguments)
             DRIVER.hang()
             return made
@@ -162,7 +163,9 @@ class Faults(GpuCase):
         worker = engine.workers[0].connector
         self.assertRegex(worker.get_handshake_metadata().refusal, "has not ended a small copy")
         self.assertIsNone(worker._worker._copies)
+        self.assertLess(DRIVER.free_bytes, free[0])
         DRIVER.heal()
+        until("it is given back", lambda: DRIVER.free_bytes == free[0])
 
     def test_no_driver_is_one_line_and_all_is_computed(self) -> None:
         node = self.node()

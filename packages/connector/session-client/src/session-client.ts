@@ -147,7 +147,7 @@ export class SessionClient {
     return this.#session?.link.suspended ?? false;
   }
 
-  /** End the session; resolves when the arena is unmapped. */
+  /** End the session; resolves when the arena is let go of. */
   close(): Promise<void> {
     this.#closed = true;
     this.#endPause();

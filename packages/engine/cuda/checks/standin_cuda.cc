@@ -41,6 +41,7 @@ constexpr int kGlobalMode = 0, kRelaxedMode = 2;
 thread_local int capture_mode = kGlobalMode;
 std::atomic<bool> capturing{false};
 std::atomic<int> captures_broken{0};
+std::atomic<int> giving_back{0};  // calls that give memory back and have not come back: they wait for the device
 size_t registered_bytes = 0;
 std::map<void*, size_t> registered;
 
@@ -73,6 +74,15 @@ int GuardUnsafe(const Call& call) {
     return kCaptureUnsupported;
   }
   return Guard(call);
+}
+
+// Of calls that give memory back.
+template <class Call>
+int GuardFree(const Call& call) {
+  ++giving_back;
+  const int status = GuardUnsafe(call);
+  --giving_back;
+  return status;
 }
 
 gpu::Stream* StreamOf(void* handle) {
@@ -115,6 +125,12 @@ extern "C" __attribute__((visibility("default"))) size_t kvtier_standin_register
   const std::lock_guard lock(mutex);
   return registered_bytes;
 }
+// How many buffers are pinned from their beginning.
+extern "C" __attribute__((visibility("default"))) size_t kvtier_standin_pinned_buffers() {
+  const std::lock_guard lock(mutex);
+  return pinned.size();
+}
+ENTRY kvtier_standin_giving_back() { return giving_back; }
 // A stream that stands still until it is let go.
 struct kvtier_standin_gate {
   gpu::Stream stream;
@@ -242,7 +258,7 @@ ENTRY cuMemAlloc_v2(void** data, size_t bytes) {
   });
 }
 ENTRY cuMemFree_v2(void* data) {
-  return GuardUnsafe([&] {
+  return GuardFree([&] {
     std::unique_lock lock(mutex);
     auto node = buffers.extract(data);
     lock.unlock();
@@ -260,7 +276,7 @@ ENTRY cuMemHostAlloc(void** data, size_t bytes, unsigned) {
   });
 }
 ENTRY cuMemFreeHost(void* data) {
-  return GuardUnsafe([&] {
+  return GuardFree([&] {
     std::unique_lock lock(mutex);
     auto node = pinned.extract(data);
     lock.unlock();
@@ -278,7 +294,7 @@ ENTRY cuMemHostRegister_v2(void* base, size_t bytes, unsigned) {
   });
 }
 ENTRY cuMemHostUnregister(void* base) {
-  return GuardUnsafe([&] {
+  return GuardFree([&] {
     gpu::UnregisterHost(base);
     const std::lock_guard lock(mutex);
     registered_bytes -= registered[base];

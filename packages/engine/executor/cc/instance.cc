@@ -94,7 +94,9 @@ void Instance::Complete(std::shared_ptr<Job> job) {
     } else {
       job->deferred.Resolve(job->finish(env));
     }
-    job->finish = nullptr;  // see above; and the thread that ran the job may still hold that
+    // The thread that ran the job may still hold it. What these keep is let go of here, an arena among it: while its instance lives.
+    job->finish = nullptr;
+    job->piece = nullptr;
   });
 }
 

@@ -298,7 +298,7 @@ class WorkerHalf:
         self._end_copies()
 
     def _end_copies(self) -> None:
-        """Threads have a moment to end: what they still use stays for ever, the stages of copies in the GPU among it."""
+        """Threads have a moment to end. What copies that still run use stays for ever; what a GPU holds back, until it lets go of it."""
         copies, self._copies = self._copies, None
         if copies is not None:
             copies.close(1.0)
