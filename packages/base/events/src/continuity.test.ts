@@ -262,7 +262,130 @@ it('a publisher that does not answer a probe cannot show that nothing was missed
   const stream = new Continuity(decodeBatch, { replay }, '');
   await all(stream.arrived(source.publish(storedEvent(1n))));
   answers = false;
-  expect(await all(stream.probe())).toEqual(['gap 1-1']);
+  expect([await all(stream.probe()), stream.counts.unanswered]).toEqual([[], 1]); // it may be chance
+  expect([await all(stream.probe()), stream.counts.unanswered]).toEqual([['gap 1-1'], 2]);
+  expect([await all(stream.probe()), stream.wantsProbe]).toEqual([[], true]);
+  answers = true;
+  // What it holds is told again, all of it, though it would not have been missed otherwise.
+  expect([await all(stream.probe()), stream.wantsProbe]).toEqual([[0], false]);
+  expect([await all(stream.probe()), stream.counts.unanswered]).toEqual([[], 0]);
+});
+
+it('what continues shows that nothing was missed, whoever does not answer', async () => {
+  const source = new Source();
+  const replay: Replay = () => {
+    throw new KvError('DEADLINE', 'late');
+  };
+  const stream = new Continuity(decodeBatch, { replay }, '');
+  for (let seq = 0; seq < 4; seq++) {
+    expect(await all(stream.arrived(source.publish(storedEvent(1n))))).toEqual([seq]);
+    expect(await all(stream.probe())).toEqual([]);
+  }
+  expect(stream.counts).toMatchObject({ gaps: 0, unanswered: 4 });
+});
+
+it('what arrives waits for no answer where there was none; what was missed is told once there is one', async () => {
+  const source = new Source();
+  let answers = false;
+  let asked = 0;
+  const replay: Replay = (from) => {
+    asked++;
+    if (!answers) throw new KvError('DEADLINE', 'late');
+    return source.replay(from);
+  };
+  const stream = new Continuity(decodeBatch, { replay }, '');
+  await all(stream.arrived(source.publish(storedEvent(1n))));
+  const next = (): Published => {
+    source.publish(storedEvent(1n)); // lost
+    return source.publish(storedEvent(1n));
+  };
+  expect([await all(stream.arrived(next())), asked]).toEqual([['gap 1-2', 2], 1]);
+  expect([await all(stream.arrived(next())), asked]).toEqual([['gap 3-4', 4], 1]);
+  source.buffer = new ReplayBuffer(5, 1 << 20);
+  expect([await all(stream.arrived(next())), asked]).toEqual([['gap 5-6', 6], 1]);
+  answers = true;
+  expect([await all(stream.probe()), stream.counts.unanswered]).toEqual([['gap 7-7', 5, 6], 0]);
+  expect([await all(stream.arrived(next())), asked]).toEqual([[7, 8], 3]);
+});
+
+it('what came after nobody had answered is told once more, with all that was before', async () => {
+  const source = new Source();
+  let answers = false;
+  const replay: Replay = (from) => {
+    if (!answers) throw new KvError('DEADLINE', 'late');
+    return source.replay(from);
+  };
+  const stream = new Continuity(decodeBatch, { replay }, '');
+  for (let i = 0; i < 3; i++) source.publish(storedEvent(1n));
+  expect(await all(stream.arrived(source.publish(storedEvent(1n))))).toEqual(['gap 0-3', 3]);
+  expect([await all(stream.probe()), stream.wantsProbe]).toEqual([[], true]);
+  answers = true;
+  expect(await all(stream.probe())).toEqual(['gap 4-4', 0, 1, 2, 3]);
+  expect([await all(stream.probe()), stream.wantsProbe]).toEqual([[], false]);
+  // What it does not hold any more is not asked for for ever.
+  answers = false;
+  for (let i = 0; i < 5; i++) source.publish(storedEvent(1n));
+  expect(await all(stream.arrived(source.publish(storedEvent(1n))))).toEqual(['gap 4-9', 9]);
+  source.buffer = new ReplayBuffer(1, 1 << 20);
+  const last = source.publish(storedEvent(1n));
+  answers = true;
+  expect(await all(stream.probe())).toEqual([10]);
+  expect([await all(stream.arrived(last)), await all(stream.probe()), stream.wantsProbe]).toEqual([[], [], false]);
+});
+
+it('another life that has said less than the one before is heard from its beginning, though nothing comes', async () => {
+  const source = new Source();
+  const stream = new Continuity(decodeBatch, { replay: source.replay }, '');
+  for (let i = 0; i < 4; i++) await all(stream.arrived(source.publish(storedEvent(1n))));
+  source.restart();
+  stream.suspect();
+  for (let i = 0; i < 2; i++) source.publish(storedEvent(2n));
+  expect(await all(stream.probe())).toEqual(['gap 4-4', 0, 1]);
+  expect(await all(stream.arrived(source.publish(storedEvent(2n))))).toEqual([2]);
+});
+
+describe('an answer to a probe that does not end', () => {
+  const late = (): never => {
+    throw new KvError('DEADLINE', 'late');
+  };
+  /** What of the batches from `from` on comes of an answer before it breaks off; the last one ends it. */
+  const rig = (count: number, comes: (from: number) => readonly number[]) => {
+    const source = new Source();
+    source.buffer = new ReplayBuffer(count, 1 << 24);
+    const batches = Array.from({ length: count }, (_, i) => source.publish(storedEvent(BigInt(i))));
+    const asked: number[] = [];
+    const replay: Replay = async function* (from) {
+      asked.push(from);
+      const seqs = comes(from).filter((seq) => seq < count);
+      for (const seq of seqs) yield batches[seq]!;
+      if (seqs.at(-1) !== count - 1) late();
+    };
+    return { stream: new Continuity(decodeBatch, { replay }, ''), asked };
+  };
+
+  it('is asked on from there, and what it brought stays', async () => {
+    const { stream, asked } = rig(5, (from) => [from, from + 1, from + 2]);
+    expect(await all(stream.probe())).toEqual([0, 1, 2, 3, 4]);
+    expect([asked, stream.counts]).toMatchObject([[0, 2], { gaps: 0, unanswered: 0 }]);
+    expect(await all(stream.probe())).toEqual([]);
+  });
+
+  it('is asked on as often as it takes, and for what it lost in its middle', async () => {
+    const count = 5_000;
+    const { stream, asked } = rig(count, (from) => {
+      const some = Array.from({ length: 200 }, (_, i) => from + i);
+      return [...some, ...some.map((seq) => seq + 1_000)];
+    });
+    const said = await all(stream.probe());
+    expect(said).toEqual(Array.from({ length: count }, (_, i) => i));
+    expect(asked.length).toBe(26); // each begins with the last one before it
+  });
+
+  it('is asked so often at most where it brings next to nothing', async () => {
+    const { stream, asked } = rig(5_000, (from) => [from, from + 1]);
+    expect(await all(stream.probe())).toEqual([0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    expect(asked.length).toBe(8);
+  });
 });
 
 const step = fc.oneof(

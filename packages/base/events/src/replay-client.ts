@@ -14,10 +14,12 @@ export interface ReplayRequest {
   readonly endpoint: string;
   /** 'snapshot': all that the publisher holds, in place of batches. */
   readonly fromSeq: number | 'snapshot';
-  /** For the whole answer. */
+  /** Waited in all, for its parts. What is done with them takes as long as it takes. */
   readonly deadlineMs: number;
-  /** For its next part: who says nothing for so long is not there any more. */
+  /** For its first part: who says nothing for so long is not there. */
   readonly silenceMs: number;
+  /** For each further one; default: as long. vLLM sends all at once and drops what finds no room, the end as well: no more will come. */
+  readonly pauseMs?: number;
   readonly maxMessageBytes: number;
   readonly curve: CurveClient | null;
   readonly signal: AbortSignal;
@@ -26,10 +28,11 @@ export interface ReplayRequest {
 /** Of reading what has arrived, in one turn of the event loop. */
 const longestTurnMs = 10;
 
-/** Until the publisher says that this was all. Throws KvError DEADLINE, also when aborted, and PROTOCOL. */
+/** Until the publisher says that this was all; parts may be missing. Throws KvError DEADLINE, also when aborted, and PROTOCOL. */
 export async function* requestReplay(request: ReplayRequest): AsyncGenerator<Replayed> {
-  const { endpoint, fromSeq, deadlineMs, silenceMs, signal } = request;
-  const endMs = performance.now() + deadlineMs;
+  const { endpoint, fromSeq, deadlineMs, silenceMs, pauseMs = silenceMs, signal } = request;
+  let leftMs = deadlineMs;
+  let mostMs = silenceMs;
   const socket = new Dealer({ linger: 0, maxMessageSize: request.maxMessageBytes });
   const abort = (): void => socket.close();
   signal.addEventListener('abort', abort);
@@ -44,7 +47,10 @@ export async function* requestReplay(request: ReplayRequest): AsyncGenerator<Rep
         await setImmediate();
         turnMs = performance.now();
       }
-      const frames = await receive(socket, Math.min(silenceMs, endMs - performance.now()), signal, endpoint);
+      const sinceMs = performance.now();
+      const frames = await receive(socket, Math.min(mostMs, leftMs), signal, endpoint);
+      leftMs -= performance.now() - sinceMs;
+      mostMs = pauseMs;
       const [topic, seqFrame, payload] = frames.length === 3 ? [undefined, frames[1], frames[2]] : frames.slice(1);
       if (seqFrame?.equals(endOfReplay)) return;
       const seq = decodeSeq(seqFrame);

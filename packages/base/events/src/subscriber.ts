@@ -3,6 +3,8 @@
  * (continuity.ts says which). Memory is bounded by ZeroMQ's high-water mark: the stream is pulled, and what is dropped
  * while nobody pulls is asked for again. So is what an idle publisher said before we came, or last: after a while in which nothing
  * comes, its replay endpoint is asked whether there is more. A connection that stands and brings nothing of what is found so is made anew.
+ * An endpoint that did not answer is asked beside the stream until it does, and so is one that answers replays, for a snapshot that it did
+ * not tell: what comes waits for a silence once, and again only where somebody answers there, and then does not when asked in earnest.
  */
 import { InvariantError } from '@kvtier/errors';
 import { Arrival } from './arrival.ts';
@@ -16,6 +18,7 @@ import {
   type StreamItem,
 } from './continuity.ts';
 import { Deafness } from './deafness.ts';
+import { Knock } from './knock.ts';
 import { type PackedBatch, PackedDecoder } from './packed-decoder.ts';
 import { Probing, probeMs } from './probing.ts';
 import { type Burst, EventReceiver, type EventReceiverOptions, messagesOf } from './receiver.ts';
@@ -29,6 +32,7 @@ export interface KvEventSubscriberOptions {
   readonly topic?: string;
   /** Batches that wait for us before ZeroMQ drops. */
   readonly hwm?: number;
+  /** For the first part of an answer: whose replay endpoint says nothing for so long is not there (5 s). */
   readonly replayDeadlineMs?: number;
   /** A larger message ends the connection to that publisher. */
   readonly maxMessageBytes?: number;
@@ -46,16 +50,24 @@ export interface KvEventSubscriberStats extends ContinuityCounts {
 }
 
 const noCounts: ContinuityCounts = {
-  ...{ batches: 0, replayed: 0, gaps: 0, restarts: 0, snapshots: 0, repeated: 0, undecodable: 0 },
+  ...{ batches: 0, replayed: 0, gaps: 0, restarts: 0, snapshots: 0, repeated: 0, undecodable: 0, unanswered: 0 },
 };
-/** For a whole snapshot: a cache node of millions of blocks takes its time. */
-const snapshotDeadlineMs = 60_000;
+/** Waited for a whole answer: a cache node of millions of blocks takes its time. */
+const answerMs = 60_000;
+/** Between two parts of a replay: what breaks off is asked for again from there. A snapshot would begin anew. */
+const pauseMs = 1_000;
+/** Batches from here on nobody has: whoever answers says at once that there are none. */
+const beyondAll = Number.MAX_SAFE_INTEGER;
 
 export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   readonly #at: EventReceiverOptions;
   #receiver: EventReceiver;
   readonly #replay: Replay | null;
   readonly #snapshot: Snapshot | null;
+  /** Whether the endpoint answers again. */
+  readonly #knock: Knock | null;
+  /** Whether it tells a snapshot now. */
+  readonly #snapshotKnock: Knock | null;
   readonly #topic: string;
   #continuity: Continuity<{ readonly ts: number }> | undefined;
   readonly #abort = new AbortController();
@@ -67,6 +79,8 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   #wasCut = false;
   #isProbeDue = false;
   readonly #probing = new Probing(performance.now());
+  /** Of snapshots that were not told, beside the stream. */
+  readonly #snapshotProbing = new Probing(performance.now());
   readonly #deafness = new Deafness();
   #timer: NodeJS.Timeout | undefined;
   readonly #arrival = new Arrival<Burst | null>();
@@ -75,14 +89,19 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   constructor(options: KvEventSubscriberOptions) {
     const { endpoint, replayEndpoint = null, topic = '', hwm = 10_000, heartbeatMs = 5_000, curve = null } = options;
     const maxMessageBytes = options.maxMessageBytes ?? 64 * 2 ** 20;
-    const deadlineMs = options.replayDeadlineMs ?? 5_000;
+    const silenceMs = options.replayDeadlineMs ?? 5_000;
     const { signal } = this.#abort;
     this.#topic = topic;
-    const from = replayEndpoint === null ? null : { endpoint: replayEndpoint, maxMessageBytes, curve, signal };
-    const limits = { deadlineMs, silenceMs: deadlineMs };
-    this.#replay = from && ((fromSeq) => requestReplay({ ...from, ...limits, fromSeq }));
-    const whole = { ...limits, deadlineMs: snapshotDeadlineMs };
-    this.#snapshot = from && (() => requestReplay({ ...from, ...whole, fromSeq: 'snapshot' }));
+    const limits = { deadlineMs: answerMs, silenceMs, pauseMs: Math.min(pauseMs, silenceMs), maxMessageBytes };
+    const from = replayEndpoint === null ? null : { endpoint: replayEndpoint, ...limits, curve, signal };
+    const whole = { pauseMs: silenceMs };
+    const replay: Replay | null = from && ((fromSeq) => requestReplay({ ...from, fromSeq }));
+    const snapshot: Snapshot | null = from && (() => requestReplay({ ...from, ...whole, fromSeq: 'snapshot' }));
+    const onCame = (): void => this.#arrival.wake();
+    this.#replay = replay;
+    this.#snapshot = snapshot;
+    this.#knock = replay && new Knock(() => replay(beyondAll), onCame);
+    this.#snapshotKnock = snapshot && new Knock(snapshot, onCame);
     this.#at = { endpoint, topic, hwm, maxMessageBytes, heartbeatMs, curve };
     this.#receiver = new EventReceiver(this.#at);
   }
@@ -145,9 +164,11 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
     try {
       for (;;) {
         if (!arrival.isBegun) arrival.begin(next());
-        const isProbing = this.#isProbeDue;
-        if (isProbing) {
-          this.#isProbeDue = false;
+        const isThere = yield* this.#knocked(continuity);
+        const isProbing = this.#isProbeDue || isThere;
+        this.#isProbeDue = false;
+        if (isProbing && !isThere && continuity.counts.unanswered > 0) this.#knock?.begin();
+        else if (isProbing) {
           const [sinceMs, before] = [performance.now(), continuity.counts];
           for await (const item of continuity.probe()) yield [item];
           this.#probed(sinceMs, before, continuity.counts);
@@ -199,9 +220,26 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
       if (this.#wasCut) continuity.suspect();
       this.#wasCut = false;
       this.#probing.connected();
+      this.#snapshotProbing.connected();
       this.#deafness.connected(performance.now());
       this.#probe();
     }
+  }
+
+  /** What came of knocking. True: somebody is there, to be asked in earnest. */
+  *#knocked<Batch extends { readonly ts: number }>(
+    continuity: Continuity<Batch>,
+  ): Generator<readonly StreamItem<Batch>[], boolean> {
+    const told = this.#snapshotKnock?.take();
+    // Whatever came of it: until one is told in earnest, each question is later than the one before.
+    if (told !== undefined) this.#snapshotProbing.unanswered(performance.now());
+    if (told === 'answered') continuity.tells();
+    const knocked = this.#knock?.take();
+    if (knocked === 'unanswered') {
+      this.#probing.unanswered(performance.now());
+      for (const item of continuity.unanswered()) yield [item];
+    }
+    return knocked === 'answered' || told === 'answered';
   }
 
   #probe(): void {
@@ -211,8 +249,14 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   }
 
   #look(): void {
-    const isMissing = this.#continuity?.wantsProbe === true;
-    if (this.#isConnected && this.#probing.isDue(performance.now(), isMissing)) this.#probe();
+    if (!this.#isConnected || this.#continuity === undefined) return;
+    const nowMs = performance.now();
+    const { wantsProbe, awaitsSnapshot, counts } = this.#continuity;
+    // Who speaks all the time is never idle; whether his endpoint answers again is to be known all the same.
+    const isMissing = wantsProbe || counts.unanswered > 0;
+    if (!this.#knock?.isUnderWay && this.#probing.isDue(nowMs, isMissing)) this.#probe();
+    if (awaitsSnapshot && counts.unanswered === 0 && this.#snapshotProbing.isDue(nowMs, true))
+      this.#snapshotKnock?.begin();
   }
 
   #isDeaf(): boolean {
@@ -232,6 +276,8 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   #probed(sinceMs: number, before: ContinuityCounts, after: ContinuityCounts): void {
     this.#deafness.probed(sinceMs, after.batches - before.batches);
     const isNew = after.replayed + after.snapshots > before.replayed + before.snapshots;
-    this.#probing.probed(performance.now(), isNew);
+    if (after.snapshots > before.snapshots) this.#snapshotProbing.probed(performance.now(), true);
+    if (after.unanswered > 0) this.#probing.unanswered(performance.now());
+    else this.#probing.probed(performance.now(), isNew);
   }
 }

@@ -217,6 +217,17 @@ export class KvIndex {
     return held;
   }
 
+  /** Blocks up to the last one that anybody may have: behind it nobody has any. One look-up for each block behind it. */
+  endOfHeld(keys: Keys): number {
+    const { table } = this.#chains;
+    let end = keys.length / 2;
+    for (; end > 0; end--) {
+      const record = table.find(keys[2 * end - 2]!, keys[2 * end - 1]!);
+      if (record !== none && this.#chains.latestOf(record) !== empty) break;
+    }
+    return end;
+  }
+
   /** This target has this block, wherever that is. */
   isHeld(low: number, high: number, { sources }: Target): boolean {
     const record = this.#chains.table.find(low, high);

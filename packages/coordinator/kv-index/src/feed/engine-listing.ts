@@ -3,8 +3,8 @@
  * time; `apply` goes on a slice at a time.
  *
  * Names: an engine that hashes as we do names its blocks by our keys. Of others, the tokens are hashed again; then a block is only known
- * with all before it, back to the root, and those with an adapter or an image are left out, and all groups but the first, which do not say
- * what they need. A name stays while the index credits some part
+ * with all before it, back to the root, and those with an adapter or an image are left out. Of their groups one is followed, the first that
+ * sees everything: groups with a window leave out blocks, so that theirs have no way back to the root. A name stays while the index credits some part
  * with its block: removals of what was stored before we listened, on another medium or by another part, must not take it.
  */
 import { type PackedBatch, recordType, type StreamItem } from '@kvtier/events';
@@ -40,6 +40,10 @@ interface Named {
 /** vLLM numbers ranks over all hosts: of a wide deployment, a host tells of high ones. `maxParts` bounds how many there are. */
 const maxRanks = 65_536;
 const maxGroups = 16;
+/** Kinds of attention that see all that came before, as vLLM calls them. */
+const wholeKinds = ['full_attention', 'mla_attention', 'sink_full_attention'];
+/** Events looked at for their kind before a turn may end. */
+const lookedAtOnce = 512;
 /** Ranks times groups. */
 const maxParts = 64;
 
@@ -48,11 +52,18 @@ export class EngineListing {
   readonly #slicer: Slicer;
   /** rank × maxGroups + group → its part. */
   readonly #parts = new Map<number, Part>();
+  /**
+   * Gone while an item is applied: they hold nothing, and are closed at its end, when it is told that the sources are others. Until then their
+   * numbers are asked for, and must not be another publisher's.
+   */
+  readonly #gone: Part[] = [];
   readonly #names: HashNames | undefined;
   /** Names were refused since all was void last. */
   #isCut = false;
   /** Blocks with an adapter, a salt or an image were left out since, or could not be read; of those after them, only the parent, without a name, shows it. */
   #hasSkipped = false;
+  /** Of a foreign engine: the group that stands for all, as it sees everything; undefined: none is known, and the first one does. */
+  #wholeGroup: number | undefined;
   /** What the index had dropped then: of what this engine told before, nothing is missed. */
   #droppedBefore: number;
   /** How often a part came, another window was told of one, or all went. */
@@ -101,21 +112,61 @@ export class EngineListing {
     }
     const before = this.#changes;
     yield* this.#slicer.inTurns(this.#events(rank, item.batch));
+    this.#closeGone();
     return this.#changes !== before;
   }
 
   /** All that it said is void. Returns whether it had said anything. */
   forget(): boolean {
-    const had = this.#parts.size > 0;
-    for (const part of this.#parts.values()) part.close();
-    this.#parts.clear();
-    this.#forgetNames();
-    if (had) this.#changes++;
+    const had = this.#void() || this.#gone.length > 0;
+    this.#closeGone();
     return had;
   }
 
+  /** The same, while an item is applied. */
+  #void(): boolean {
+    const had = this.#parts.size > 0;
+    this.#leaveParts();
+    this.#forgetNames();
+    this.#wholeGroup = undefined;
+    return had;
+  }
+
+  #leaveParts(): void {
+    if (this.#parts.size === 0) return;
+    for (const part of this.#parts.values()) {
+      part.cleared();
+      this.#gone.push(part);
+    }
+    this.#parts.clear();
+    this.#changes++;
+  }
+
+  #closeGone(): void {
+    for (const part of this.#gone.splice(0)) part.close();
+  }
+
   *#events(rank: number, batch: PackedBatch): Generator<number, void> {
+    yield* this.#chooseGroup(batch);
     for (const event of eventsIn(batch)) yield* this.#event(rank, event);
+  }
+
+  /** Before what a batch says of blocks: groups that stand before the one that sees everything tell of them first. */
+  *#chooseGroup(batch: PackedBatch): Generator<number, void> {
+    if (this.#names === undefined || this.#wholeGroup !== undefined) return;
+    let looked = 0;
+    for (const { type, kind, group, tokens } of eventsIn(batch)) {
+      if (++looked % lookedAtOnce === 0) yield lookedAtOnce;
+      if (type !== recordType.stored) continue;
+      // Who does not name it where it computes blocks does so nowhere.
+      if (!kind && tokens.length > 0) return;
+      if (!kind || !wholeKinds.includes(kind)) continue;
+      this.#wholeGroup = group;
+      if (group === 0 || this.#parts.size === 0) return;
+      this.#leaveParts();
+      yield* this.#reviewNames();
+      return;
+    }
   }
 
   *#event(rank: number, event: PackedEvent): Generator<number, void> {
@@ -135,16 +186,24 @@ export class EngineListing {
       yield* this.#reviewNames();
       return;
     }
-    // Without their kinds and windows, what others need is not known: the first group stands for all.
-    if (renaming && event.group > 0) return;
-    if (event.group >= maxGroups) {
-      lies.tell('group', () => `attention group ${event.group}; at most ${maxGroups - 1}`);
+    const followed = renaming && (this.#wholeGroup ?? 0);
+    if (followed !== undefined && event.isGroupSaid && event.group !== followed) {
+      yield 1; // there may be thousands of them
       return;
     }
-    const place = rank * maxGroups + event.group;
+    // The one that stands for all is the only one there is, whatever its number.
+    const group = followed === undefined ? event.group : 0;
+    if (group >= maxGroups) {
+      lies.tell('group', () => `attention group ${group}; at most ${maxGroups - 1}`);
+      return;
+    }
+    const place = rank * maxGroups + group;
     if (event.type === recordType.removed) {
       const part = this.#parts.get(place);
-      if (part === undefined) return;
+      if (part === undefined) {
+        yield 1;
+        return;
+      }
       for (const keys of slices(event.keys)) {
         const own = this.#ownKeys(keys);
         part.removed(medium, own);
@@ -191,10 +250,12 @@ export class EngineListing {
   *#store(part: Part, medium: number, event: PackedEvent): Generator<number, void> {
     const { keys, tokens, blockTokens } = event;
     const isRenamed = this.#names !== undefined && tokens.length > 0;
+    // Where nothing else is told of, it is no lie that some of them have no way back to the root.
+    if (isRenamed && isWindowed(event)) this.#hasSkipped = true;
     if (isRenamed && !this.#canRename(event)) return;
     if (isRenamed && medium === mediumNumbers.gpu && (yield* this.#isToldAgain(part, event))) return;
     // Only hashes: nothing is said of their order. Groups other than the first leave out blocks.
-    const isOrdered = event.group === 0 && (event.parent !== undefined || event.blockTokens > 0);
+    const isOrdered = (isRenamed || event.group === 0) && (event.parent !== undefined || event.blockTokens > 0);
     let before = event.parent;
     let at = 0;
     for (const slice of slices(keys)) {
@@ -278,7 +339,8 @@ export class EngineListing {
     };
   }
 
-  #canRename({ keys, tokens, hasExtra }: PackedEvent): boolean {
+  #canRename(event: PackedEvent): boolean {
+    const { keys, tokens, hasExtra } = event;
     const { blockTokens, lies } = this.#options;
     // Not a lie: such prompts are not looked up by tokens alone.
     if (hasExtra) {
@@ -286,6 +348,7 @@ export class EngineListing {
       return false;
     }
     if (tokens.length === (keys.length / 2) * blockTokens) return true;
+    if (isWindowed(event)) return false;
     lies.tell('tokens', () => `${tokens.length} tokens for ${keys.length / 2} blocks of ${blockTokens}`);
     return false;
   }
@@ -316,7 +379,7 @@ export class EngineListing {
         break;
       }
       lies.tell('too_many_blocks', () => `more than ${this.#options.maxBlocks} blocks`);
-      this.forget();
+      this.#void();
       return undefined;
     }
     if (block === 0) return undefined;
@@ -346,6 +409,9 @@ const keyOf = (hash: Buffer): [low: number, high: number] => [
   hash.readInt32BE(hash.length - 4),
   hash.readInt32BE(hash.length - 8),
 ];
+
+/** It leaves out blocks, and tells the tokens of all between the first and the last. */
+const isWindowed = ({ kind }: PackedEvent): boolean => kind !== undefined && kind !== '' && !wholeKinds.includes(kind);
 
 /** Attention that sees a part of what came before; state that stands for all of it counts as its last block. */
 function windowOf({ kind, windowTokens }: PackedEvent): number | undefined {

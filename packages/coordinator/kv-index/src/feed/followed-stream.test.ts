@@ -19,6 +19,8 @@ afterEach(() => {
 /** One publisher of the test's own. */
 class Stream implements Subscription {
   readonly connected = true;
+  /** Replays asked for in vain. */
+  unanswered = 0;
   readonly #bursts: StreamItem<PackedBatch>[][] = [];
   readonly #decoder = new PackedDecoder({ tokens: false });
   #wake: () => void = () => {};
@@ -57,7 +59,7 @@ class Stream implements Subscription {
   resync(): void {}
 
   stats() {
-    const none = { gaps: 0, restarts: 0, snapshots: 0, reconnects: 0 };
+    const none = { gaps: 0, restarts: 0, snapshots: 0, reconnects: 0, unanswered: this.unanswered };
     return { ...none, batches: 0, replayed: 0, repeated: 0, undecodable: 0 } as ReturnType<Subscription['stats']>;
   }
 
@@ -80,9 +82,9 @@ function rig() {
   return { feed, said: (name: string): Stream => streams.get(name)! };
 }
 
-const worker = (number: number, publishes = true): FollowedWorker => {
+const worker = (number: number, publishes = true, replayEndpoint: string | null = null): FollowedWorker => {
   const name = `w${number}`;
-  const events = publishes ? { endpoint: 'ipc:///x', replayEndpoint: null, topic: name } : null;
+  const events = publishes ? { endpoint: 'ipc:///x', replayEndpoint, topic: name } : null;
   const record = workerRecordSchema.parse({ name, kind: 'kvtier', address: 'unix:/x', node: null, events });
   return { number, record, node: undefined, totalBlocks: 100_000 };
 };
@@ -183,4 +185,25 @@ it.each([
   said('w0').tell(events);
   await vi.waitFor(() => expect(feed.state().totals.lies[kind]).toBe(4), wait);
   expect(why()).toBeUndefined();
+});
+
+it('one whose replay endpoint does not answer is guessed, and that endpoint is named', async () => {
+  const { feed, said } = rig();
+  const one = worker(0, true, 'ipc:///replays');
+  const why = (): string | undefined => {
+    feed.follow([one]); // looks at once
+    return feed.state().workers[0]!.why;
+  };
+  const silent =
+    'its replay endpoint ipc:///replays does not answer: look whether that answers replays; of one that does not replay, name no replay endpoint or port';
+  expect(why()).toMatch(/^no KV event of it has come/);
+  said('w0').unanswered = 1;
+  expect(why()).toBe(silent);
+  said('w0').say([stored(1, 1)]);
+  // Once something has come, one time may be chance.
+  await vi.waitFor(() => expect(why()).toBeUndefined(), wait);
+  said('w0').unanswered = 2;
+  expect([why(), feed.guesses([0])]).toEqual([silent, true]);
+  said('w0').unanswered = 0;
+  expect([why(), feed.guesses([0])]).toEqual([undefined, false]);
 });

@@ -44,6 +44,8 @@ export interface FollowedStreamOptions extends Clocks {
   readonly onChange: () => void;
 }
 
+/** One time may be chance, once something has come. */
+const mostUnanswered = 2;
 const firstPauseMs = 500;
 const maxPauseMs = 30_000;
 /** What was late once is late until something comes in time, or nothing for so long. */
@@ -93,6 +95,11 @@ export class FollowedStream {
     if (this.#readability.isUnread) {
       const remedy = "look whether it speaks vLLM's encoding; a line says what is wrong";
       return { what: 'no KV event of it that tells of blocks can be read', remedy };
+    }
+    const { unanswered } = this.#subscription.stats();
+    if (unanswered >= (this.#isHeard ? mostUnanswered : 1)) {
+      const remedy = 'look whether that answers replays; of one that does not replay, name no replay endpoint or port';
+      return { what: `its replay endpoint ${replayEndpoint} does not answer`, remedy };
     }
     if (this.#isHeard) return undefined;
     const remedy = replayEndpoint === null ? 'name its replayEndpoint, or await its next event' : lookAtTopic(topic);

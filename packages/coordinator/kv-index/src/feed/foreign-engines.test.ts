@@ -18,14 +18,14 @@ const prompt = Array.from({ length: 8 * blockTokens }, (_, i) => 100 + i);
 const keys = keysOfHashes(hasher.hashBlocks(null, Uint32Array.from(prompt)), hasher.hashBytes);
 const tokensOf = (from: number, to: number): number[] => prompt.slice(from * blockTokens, to * blockTokens);
 
-function rig() {
+function rig(maxBlocks = 1_000) {
   const index = new KvIndex({ maxBytes: 1 << 20, countedMedia: 1 << mediumNumbers.gpu });
   const counts = new LieCounts();
   const lines: string[] = [];
   const log = { info: () => undefined, warn: (_: object, message: string) => void lines.push(message) };
   const lies = new Lies('pod', counts, log, () => 0);
   const renaming = { hasher, budget: new NamesBudget(1 << 20) };
-  const listing = new EngineListing({ index, blockTokens, maxBlocks: 1_000, renaming, lies });
+  const listing = new EngineListing({ index, blockTokens, maxBlocks, renaming, lies });
   const decoder = new PackedDecoder({ tokens: true });
   const stream = new Continuity<PackedBatch>((payload) => decoder.decode(payload), { replay: null }, '');
   let seq = 0;
@@ -35,17 +35,20 @@ function rig() {
     for (const _ of listing.apply(item));
     return [item.kind];
   };
+  /** Its turns, one after another. */
+  const turns = (events: readonly unknown[]) =>
+    listing.apply(stream.next({ seq: seq++, topic: '', payload: foreignBatch(events, 0) })!);
   const match = () => {
     const ranks = listing.ranks().map((groups) =>
       groups.map((part) => ({
         sources: [part!.source],
-        windowBlocks: part!.window.tokens && Math.ceil((part!.window.tokens - 1) / blockTokens),
+        windowBlocks: part!.window.tokens && Math.max(1, Math.ceil((part!.window.tokens - 1) / blockTokens)),
       })),
     );
     return ranks.length === 0 ? undefined : matchView(index, keys, ranks);
   };
   const blocks = (): number => match()?.blocks ?? 0;
-  return { index, say, match, blocks, lies: counts.byKind, lines };
+  return { index, listing, say, turns, match, blocks, lies: counts.byKind, lines };
 }
 
 const noLies = Object.fromEntries(Object.keys(new LieCounts().byKind).map((kind) => [kind, 0]));
@@ -111,6 +114,65 @@ describe('vLLM', () => {
     expect([blocks(), lies]).toEqual([2, noLies]);
     say([removed(2, 1)]);
     expect(blocks()).toBe(2);
+  });
+
+  it('tells of groups with a window before the one that sees everything: this one stands for all, whatever its number', () => {
+    const { say, blocks, lies } = rig();
+    const window = { kv_cache_spec_kind: 'sliding_window', kv_cache_spec_sliding_window: 2 * blockTokens };
+    const whole = { group_idx: 1, kv_cache_spec_kind: 'full_attention' };
+    // Loaded: of the window's group only the last blocks are there, and nobody names the one before them.
+    say([stored([7, 8], 6, 6, window), stored([1, 2, 3, 4, 5, 6, 7, 8], 0, null, whole)]);
+    expect([blocks(), lies]).toEqual([8, noLies]);
+    say([removed(7, 0), removed(8, 0)]);
+    expect(blocks()).toBe(8);
+    say([removed(8, 1)]);
+    expect(blocks()).toBe(7);
+    say([stored([8], 7, 7, window), stored([8], 7, 7, whole)]);
+    expect([blocks(), lies]).toEqual([8, noLies]);
+  });
+
+  it.each(['full_attention', 'mla_attention', 'sink_full_attention'])(
+    'tells of a state that leaves out blocks with the tokens of all, before a batch with %s: that alone counts from then on',
+    (kind) => {
+      const { say, blocks, lies } = rig();
+      const state = { kv_cache_spec_kind: 'mamba' };
+      say([stored([1, 4], 0, null, { ...state, token_ids: tokensOf(0, 4) }), stored([2], 1, 1, state)]);
+      say([stored([1], 0, null, state)]);
+      expect(blocks()).toBe(1); // it is all that was told of
+      say([stored([1, 2, 3], 0, null, { group_idx: 3, kv_cache_spec_kind: kind }), removed(1, 0), removed(2, 0)]);
+      expect([blocks(), lies]).toEqual([3, noLies]);
+    },
+  );
+
+  it('removes very many blocks at once: each turn deals with some thousands of events', () => {
+    const { say, turns } = rig();
+    const removals = Array.from({ length: 50_000 }, (_, i) => removed(100 + i));
+    const most = 4_096;
+    const once = Math.floor(removals.length / most);
+    // Looked at for a group that sees everything, and then for themselves.
+    expect([...turns(removals)].length).toBe(2 * once);
+    // Who names no kind is not looked through for one.
+    expect([...turns([stored([1], 0), ...removals])].length).toBe(once);
+    say([stored([1], 0, null, { kv_cache_spec_kind: 'full_attention' })]);
+    expect([...turns(removals)].length).toBe(once);
+    expect([...turns(removals.map((event) => ({ ...event, group_idx: 1 })))].length).toBe(once);
+  });
+
+  it.each([
+    ['of another group that sees everything', 2, { group_idx: 1, kv_cache_spec_kind: 'full_attention' }],
+    ['too many', 1, {}],
+  ])('tells of blocks %s: a source that is gone is nobody else’s until that is told', (_, maxBlocks, more) => {
+    const { index, listing, say, turns } = rig(maxBlocks);
+    say([stored([1], 0, null, { kv_cache_spec_kind: 'sliding_window' })]);
+    const { source } = listing.ranks()[0]![0]!;
+    const removals = Array.from({ length: 10_000 }, (_, i) => removed(100 + i));
+    const last = { ...stored([1, 2], 0, null, more), block_hashes: [8, 9] };
+    const work = turns([...('group_idx' in more ? [...removals, last] : [last, ...removals])]);
+    let step = work.next();
+    let count = 0;
+    for (; step.done !== true; step = work.next(), count++) expect(index.addSource()).not.toBe(source);
+    expect([step.value, count > 1]).toEqual([true, true]);
+    expect(index.addSource()).toBe(source);
   });
 
   it('tells hits without a mark when a client asks: they go with the block', () => {

@@ -27,7 +27,7 @@ import { SharedBlocks } from './shared-blocks.ts';
 import { subscribeWith } from './subscribe.ts';
 import { addBreaks, type FeedTotals, noBreaks } from './totals.ts';
 import { Turns } from './turns.ts';
-import { matchView, type WorkerView } from './views.ts';
+import { matchView, WindowLooks, type WorkerView } from './views.ts';
 
 export interface IndexFeedOptions {
   /** Of the index, and of the names of blocks beside it. */
@@ -158,10 +158,11 @@ export class IndexFeed {
     const before = this.#index.looseSteps;
     const { targets, views, pools } = this.#questions.of(numbers);
     const matches = this.#index.match(keys, targets);
+    const looks = new WindowLooks(this.#index, keys, views.filter((view) => view !== undefined).length);
     const found: FeedMatch[] = [];
     for (let i = 0; i < numbers.length; i++) {
       const view = views[i];
-      const { blocks, byMedium } = view === undefined ? matches[i]! : matchView(this.#index, keys, view);
+      const { blocks, byMedium } = view === undefined ? matches[i]! : matchView(this.#index, keys, view, looks);
       const most = matches[pools[i]!]?.blocks ?? 0;
       const remoteBlocks = most > blocks ? most - blocks : 0;
       found.push({ blocks, byMedium, remoteBlocks, remoteMedium: mediumNumbers.peer });

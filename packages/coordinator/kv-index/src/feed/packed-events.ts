@@ -7,7 +7,9 @@ export interface PackedEvent {
   readonly type: number;
   /** As the publisher calls it; undefined: not said. */
   readonly medium: string | undefined;
+  /** 0 where none is said. */
   readonly group: number;
+  readonly isGroupSaid: boolean;
   /** Views: valid as long as the batch. */
   readonly keys: Keys;
   readonly parent: Keys | undefined;
@@ -32,6 +34,7 @@ export function* eventsIn({ words, from, end, names }: PackedBatch): Generator<P
       type: words[at]!,
       medium: nameAt(at + record.medium),
       group: Math.max(0, words[at + record.group]!),
+      isGroupSaid: words[at + record.group]! >= 0,
       keys: words.subarray(hashes, parent),
       parent: parent === tokens ? undefined : words.subarray(parent, tokens),
       blockTokens: words[at + record.blockSize]!,

@@ -12,7 +12,7 @@ const nodes = Array.from({ length: 2_000 }, (_, i) => i);
 const keys = keysOf(nodes);
 
 const eventOf = (type: number): PackedEvent => ({
-  ...{ type, medium: 'REDIS', group: 0, keys, parent: undefined, blockTokens: 0, kind: undefined },
+  ...{ type, medium: 'REDIS', group: 0, isGroupSaid: false, keys, parent: undefined, blockTokens: 0, kind: undefined },
   ...{ windowTokens: undefined, hasExtra: false, tokens: new Int32Array() },
 });
 

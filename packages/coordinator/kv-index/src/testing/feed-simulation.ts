@@ -40,8 +40,8 @@ export interface FeedSimulationResult extends SimCounts {
   droppedBlocks: number;
 }
 
-/** Longest: nothing is heard for `maxIdleMs` of Probing, the next step is `probeMs` later, and the answer before it broke off. */
-const mostStaleMs = 7_000;
+/** Longest: nothing is heard for `maxIdleMs` of Probing, the next step is `probeMs` later, nobody answers, and once more `unansweredMs` later. */
+const mostStaleMs = 8_000;
 const tickMs = 25;
 const quietEveryMs = 60_000;
 /** Of that, nothing changes for so long at its end. */

@@ -84,6 +84,11 @@ export class SimPublisher {
     }
   }.bind(this);
 
+  /** Somebody who asks beside the stream hears something. */
+  answers(): boolean {
+    return !this.#isSilent();
+  }
+
   readonly snapshot = async function* (this: SimPublisher): AsyncGenerator<Published> {
     const { held } = this.#options;
     if (this.#isSilent()) throw new Error('no end of the replay in time');
@@ -122,6 +127,8 @@ export class SimFollower {
   readonly #listing: Listing;
   readonly #continuity: Continuity<PackedBatch>;
   readonly #probing: Probing;
+  /** Of snapshots that were not told. */
+  readonly #snapshotProbing: Probing;
   #isDown = false;
   readonly #isDeaf: boolean;
 
@@ -134,6 +141,7 @@ export class SimFollower {
     this.#listing = listing;
     this.#continuity = new Continuity((payload) => decoder.decode(payload), publisher, '');
     this.#probing = new Probing(clock.nowMs);
+    this.#snapshotProbing = new Probing(clock.nowMs);
   }
 
   get counts() {
@@ -155,6 +163,7 @@ export class SimFollower {
     if (this.#isDown) {
       this.#isDown = false;
       this.#probing.connected();
+      this.#snapshotProbing.connected();
       await this.#probe();
     }
     const { arrivals } = this.#publisher;
@@ -164,7 +173,13 @@ export class SimFollower {
       this.#probing.heard(nowMs);
       for await (const item of this.#continuity.arrived(one)) this.#apply(item);
     }
-    if (this.#probing.isDue(nowMs, this.#continuity.wantsProbe)) await this.#probe();
+    const { wantsProbe, awaitsSnapshot, counts } = this.#continuity;
+    if (this.#probing.isDue(nowMs, wantsProbe || counts.unanswered > 0)) await this.#probe();
+    if (!awaitsSnapshot || counts.unanswered > 0 || !this.#snapshotProbing.isDue(nowMs, true)) return;
+    this.#snapshotProbing.unanswered(nowMs);
+    if (!this.#publisher.answers()) return;
+    this.#continuity.tells();
+    await this.#probe();
   }
 
   #apply(item: StreamItem<PackedBatch>): void {
@@ -173,9 +188,17 @@ export class SimFollower {
 
   async #probe(): Promise<void> {
     const before = this.#continuity.counts;
+    // Who did not answer is asked beside the stream first.
+    if (before.unanswered > 0 && !this.#publisher.answers()) {
+      for (const item of this.#continuity.unanswered()) this.#apply(item);
+      this.#probing.unanswered(this.#clock.nowMs);
+      return;
+    }
     for await (const item of this.#continuity.probe()) this.#apply(item);
     const after = this.#continuity.counts;
     const isNew = after.replayed + after.snapshots > before.replayed + before.snapshots;
-    this.#probing.probed(this.#clock.nowMs, isNew);
+    if (after.snapshots > before.snapshots) this.#snapshotProbing.probed(this.#clock.nowMs, true);
+    if (after.unanswered > 0) this.#probing.unanswered(this.#clock.nowMs);
+    else this.#probing.probed(this.#clock.nowMs, isNew);
   }
 }
