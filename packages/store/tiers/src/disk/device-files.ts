@@ -39,6 +39,11 @@ export class DeviceFiles {
     return this.#queue.length + (this.#current === undefined ? 0 : 1);
   }
 
+  /** The call in flight did not end in time. */
+  get hangs(): boolean {
+    return this.#current?.isLate === true;
+  }
+
   /** Resolves or rejects as `call` does; KvError IO when it did not end in time, or one before it did not. */
   run<T>(call: (files: FilesHandle) => Promise<T>, limitMs = this.#limitMs): Promise<T> {
     return new Promise<T>((resolve, reject) => {

@@ -88,8 +88,8 @@ export class DiskDevice {
   #closed = false;
 
   /**
-   * Lock the folder, recover what it holds. KvError CONFIG, LOCKED or IO when it cannot be used. One that answers EIO begins out of
-   * service: a broken device is no reason for a node not to start.
+   * Lock the folder, recover what it holds. KvError CONFIG, LOCKED or IO when it cannot be used. One that answers EIO, or does not answer,
+   * begins out of service: a broken device is no reason for a node not to start.
    */
   static async open(
     number: number,
@@ -106,7 +106,7 @@ export class DiskDevice {
       return device;
     } catch (error) {
       device.#isListing = false;
-      if (isUnreadable(error)) {
+      if (isUnreadable(error) || device.files.hangs) {
         device.#pool?.stop(true);
         device.#reason = '';
         device.fail(error);
@@ -323,7 +323,7 @@ export class DiskDevice {
     const path = join(this.dir, `probe${unfinishedSuffix}`);
     await this.files.run((files) => native.fileRemove(files, path));
     if (this.#lock.isGone()) await this.files.run((files) => native.fileFolder(files, this.dir));
-    const isAnother = !this.#lock.isOurs();
+    const isAnother = this.#lock.wasTaken && !this.#lock.isOurs();
     this.#lock.take();
     if (isAnother) {
       // Another folder's segments are numbered from 1 on, too.

@@ -63,6 +63,11 @@ export class FolderLock {
     this.#held = { lock, ...now };
   }
 
+  /** Else the device did not answer yet. */
+  get wasTaken(): boolean {
+    return this.#held !== undefined;
+  }
+
   /** The folder is there, and nobody else's by now. Asks the file system in this thread, too. */
   isOurs(): boolean {
     const held = this.#held;
