@@ -234,7 +234,10 @@ export class Continuity<Batch extends { readonly ts: number }> {
     const replay = this.#replay;
     let reason = replay ? notAnswered : 'no replay endpoint is configured';
     for (let slight = 0; replay && slight < maxSlight && (this.#expected < until || this.#suspect); ) {
-      if (this.#isSilent) break;
+      if (this.#isSilent) {
+        reason = notAnswered; // whatever an answer before said: the rest was not asked for
+        break;
+      }
       const before = this.#counts.replayed;
       reason = notHeld;
       let answer: Answer = { end: 'broken' };

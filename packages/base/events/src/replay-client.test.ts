@@ -75,3 +75,30 @@ it('what is done with the parts of an answer takes as long as it takes', async (
   }
   expect([said, asked]).toEqual([numbers(count), [0]]);
 });
+
+it('but those of a snapshot, which counts when it is whole, have one deadline together', async () => {
+  let passedMs = 0;
+  const now = performance.now.bind(performance);
+  const clock = vi.spyOn(performance, 'now').mockImplementation(() => now() + passedMs);
+  ends.push(() => clock.mockRestore());
+  const endpoint = `ipc://${folder}/snapshot`;
+  const socket = new Router({ linger: 0, sendHighWaterMark: 101 });
+  ends.push(() => socket.close());
+  await socket.bind(endpoint);
+  void (async () => {
+    const [client] = await socket.receive();
+    for (let seq = 0; seq < 100; seq++) await socket.send([client!, '', 'kv', encodeSeq(seq), payload]);
+  })();
+  const { signal } = new AbortController();
+  const limits = { deadlineMs: 20_000, silenceMs: 20_000, maxMessageBytes: 1 << 20 };
+  let parts = 0;
+  const read = async (): Promise<void> => {
+    for await (const _ of requestReplay({ endpoint, ...limits, curve: null, signal, fromSeq: 'snapshot' })) {
+      parts++;
+      passedMs += 3_000;
+    }
+  };
+  await expect(read()).rejects.toMatchObject({ code: 'DEADLINE' });
+  expect(parts).toBeLessThanOrEqual(7);
+  expect(parts).toBeGreaterThan(0);
+});

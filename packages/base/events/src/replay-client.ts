@@ -32,6 +32,8 @@ const longestTurnMs = 10;
 export async function* requestReplay(request: ReplayRequest): AsyncGenerator<Replayed> {
   const { endpoint, fromSeq, deadlineMs, silenceMs, pauseMs = silenceMs, signal } = request;
   let leftMs = deadlineMs;
+  // What is told of a snapshot counts when all of it is there: one without an end must not keep everybody waiting.
+  const endMs = fromSeq === 'snapshot' ? performance.now() + deadlineMs : Number.POSITIVE_INFINITY;
   let mostMs = silenceMs;
   const socket = new Dealer({ linger: 0, maxMessageSize: request.maxMessageBytes });
   const abort = (): void => socket.close();
@@ -48,7 +50,7 @@ export async function* requestReplay(request: ReplayRequest): AsyncGenerator<Rep
         turnMs = performance.now();
       }
       const sinceMs = performance.now();
-      const frames = await receive(socket, Math.min(mostMs, leftMs), signal, endpoint);
+      const frames = await receive(socket, Math.min(mostMs, leftMs, endMs - sinceMs), signal, endpoint);
       leftMs -= performance.now() - sinceMs;
       mostMs = pauseMs;
       const [topic, seqFrame, payload] = frames.length === 3 ? [undefined, frames[1], frames[2]] : frames.slice(1);

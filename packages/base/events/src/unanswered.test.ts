@@ -77,6 +77,34 @@ describe('an answer that never gets further', () => {
   });
 });
 
+describe('a publisher that replays, and whose snapshot is late when it is needed', () => {
+  const range = (from: number, to: number) => Array.from({ length: to - from + 1 }, (_, at) => from + at);
+  async function told(): Promise<Publisher> {
+    const one = new Publisher();
+    one.tells = () => [batch(4)];
+    one.says = none;
+    expect(await all(one.stream.probe())).toContain('snapshot');
+    one.tells = () => ['late'];
+    one.says = (from) => range(Math.max(from, 50), 100);
+    return one;
+  }
+
+  it('loses nothing that it replays behind a hole', async () => {
+    const { stream } = await told();
+    await all(stream.arrived(batch(100)));
+    expect(stream.wantsProbe).toBe(true);
+    expect((await all(stream.probe())).filter((said) => said !== 'gap')).toEqual(range(50, 100));
+  });
+
+  it('nor where nothing can show that it is the same life', async () => {
+    const one = await told();
+    one.says = (from) => range(from, 7);
+    one.stream.suspect();
+    await all(one.stream.arrived(batch(7)));
+    expect((await all(one.stream.probe())).filter((said) => said !== 'gap')).toEqual(range(0, 7));
+  });
+});
+
 describe('a publisher that answers replays and tells no snapshot', () => {
   it('is waited for once; what it says is there, lost or not', async () => {
     const one = new Publisher();

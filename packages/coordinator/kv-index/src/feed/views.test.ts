@@ -67,6 +67,18 @@ describe('of a hundred workers with windows', () => {
     expect(match()).toEqual([...nothing.slice(1), count]);
   });
 
+  it('of a thousand of them, who is asked last is judged like the others', () => {
+    const index = new KvIndex({ maxBytes: 1 << 26 });
+    const views = Array.from({ length: 1_000 }, () => [[{ sources: [index.addSource()], windowBlocks: 64 }]]);
+    const sources = views.map((view) => view[0]![0]!.sources[0]!);
+    index.stored(sources[0]!, 0, long, 'root');
+    for (const source of sources.slice(1, -1)) index.stored(source, 0, long.slice(2 * (count - 64)), 'unknown');
+    index.stored(sources.at(-1)!, 0, long.slice(2 * (count - 66), 2 * (count - 2)), 'unknown');
+    const shared = new WindowLooks(index, long, views.length);
+    const found = views.map((view) => matchView(index, long, view, shared).blocks);
+    expect(found).toEqual([...Array<number>(999).fill(count), count - 2]);
+  });
+
   it('what those who have it do not use is for those after them', () => {
     const { index, last, match } = cluster(count);
     for (let source = 1; source < last; source++) index.stored(source, 0, long.slice(2 * (count - 64)), 'unknown');

@@ -17,8 +17,8 @@ export interface GroupView extends Target {
 export type WorkerView = readonly (readonly GroupView[])[];
 
 /**
- * Look-ups of one prompt for the windows of all workers together: they are made in one turn. Whoever has used up its part of them has nothing,
- * but a first end of the prompt is tried for everybody.
+ * Look-ups of one prompt in vain, for the windows of all workers together: they are made in one turn. Whoever has used up its part of them has
+ * nothing, but a first end of the prompt is tried for everybody.
  */
 export const mostLooks = 32_768;
 
@@ -94,8 +94,8 @@ function matchGroups(index: KvIndex, keys: Keys, groups: readonly GroupView[], l
       isShort = held < needed;
       took += isShort ? held + 1 : held;
     }
+    if (!isShort) break; // no more than its windows, whoever else is asked
     const isMore = looks.take(took);
-    if (!isShort) break;
     first = (first + looked - 1) % windows.length;
     // Every end behind the missing block needs it, up to the end of its window.
     blocks = isMore ? blocks - held - 1 : 0;
