@@ -1,8 +1,9 @@
 /** The CUDA backend, its kernels on the CPU: everything but its speed. On a GPU: cuda.gpu.slow.test.ts. */
-import { open as openFile, rm } from 'node:fs/promises';
+import { rm } from 'node:fs/promises';
 import { describe, it, vi } from 'vitest';
 import type { Executor } from './index.ts';
 import { describeGpuBackend, isMapped, open } from './testing/backend-suite.ts';
+import { makeSparseArena } from './testing/sparse-arena.ts';
 
 describeGpuBackend('cuda-emulated', { prompts: 6, bf16Families: 2 });
 
@@ -14,18 +15,9 @@ describe('an arena whose pinning takes long', () => {
 
   async function attached(run: (path: string, executor: Executor, arena: number) => Promise<void>) {
     const path = `/dev/shm/kvtier-test-slow-pins-${process.pid}`;
-    const header = Buffer.alloc(32);
-    header.write('KVTIERAR');
-    header.writeUInt32LE(1, 8);
-    header.writeUInt32LE(4096, 12);
-    header.writeBigUInt64LE(BigInt(bytes), 16);
-    header.writeBigUInt64LE(id, 24);
     process.env.KVTIER_EMULATED_PIN_MS = pieceMs;
     try {
-      const file = await openFile(path, 'wx', 0o600);
-      await file.write(header);
-      await file.truncate(bytes);
-      await file.close();
+      makeSparseArena(path, bytes, id);
       const executor = await open('cuda-emulated', 'llama');
       await run(path, executor, executor.attachArena(path, bytes, id));
       await vi.waitUntil(async () => !(await isMapped(path)), { timeout: 20_000 });

@@ -3,7 +3,7 @@
  * serve; the logits themselves are tested in test/numerics.
  */
 import { randomBytes } from 'node:crypto';
-import { readFileSync, truncateSync, writeFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { open, readFile, rm } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
@@ -14,6 +14,7 @@ import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 
 import { binding } from './binding.ts';
 import { createExecutor, type Executor } from './index.ts';
 import { blocksFor, prefill, relativeError, runStep } from './testing/run-step.ts';
+import { makeSparseArena } from './testing/sparse-arena.ts';
 
 const modelDir = fileURLToPath(new URL('../../../../test/numerics/golden/llama', import.meta.url));
 const tokens = Array.from({ length: 100 }, (_, i) => 3 + ((i * i * 13 + i * 5) % 150));
@@ -136,14 +137,7 @@ describe('arena copies', () => {
     const large = `${path}-large`;
     const bytes = 256 << 20; // to unmap it takes 12 ms of CPU time and more
     onTestFinished(() => rm(large, { force: true }));
-    const header = Buffer.alloc(32);
-    header.write('KVTIERAR');
-    header.writeUInt32LE(1, 8);
-    header.writeUInt32LE(4096, 12);
-    header.writeBigUInt64LE(BigInt(bytes), 16);
-    header.writeBigUInt64LE(id, 24);
-    writeFileSync(large, header);
-    truncateSync(large, bytes);
+    makeSparseArena(large, bytes, id);
     const mapped = (): number | undefined => {
       const kib = readFileSync('/proc/self/smaps', 'latin1')
         .split(large)[1]
