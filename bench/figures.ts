@@ -52,9 +52,12 @@ export function time(name: string, value: number, unit: string, limit: number, l
   return figure({ name, value, unit, limit, limitName, ratio: limit / value });
 }
 
+/** A limit that is none, or a ratio that is no number, says nothing. */
+export const isComparison = ({ limit, ratio }: Figure): boolean => limit > 0 && Number.isFinite(ratio);
+
 function figure(one: Figure): Figure {
-  const { name, value, unit, limit, limitName, ratio } = one;
-  if (limit > 0 && Number.isFinite(ratio)) return one;
+  const { name, value, unit, limit, limitName } = one;
+  if (isComparison(one)) return one;
   const said = `${value} ${unit} beside ${limit} ${unit} (${limitName})`;
   throw new KvError('CONFIG', `figure ${name}: ${said} is no comparison; measure for longer`);
 }

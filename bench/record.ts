@@ -1,13 +1,13 @@
 /**
  * What was measured, kept: `bench/results/history.jsonl` has one run a line, `bench/results/README.md` the latest of each figure and
- * machine: a run of a part of a suite leaves the other parts' figures. `npm run bench -- SUITE --record` appends a run and writes the page
- * anew from the history.
+ * machine: a run of a part of a suite leaves the other parts' figures, and a whole one takes away those that the suite does not have any
+ * more. `npm run bench -- SUITE --record` appends a run and writes the page anew from the history.
  */
 import { spawnSync } from 'node:child_process';
 import { appendFileSync, readFileSync, writeFileSync } from 'node:fs';
 import { cpus } from 'node:os';
 import { fileURLToPath } from 'node:url';
-import type { Figure } from './figures.ts';
+import { type Figure, isComparison } from './figures.ts';
 
 /** One run of a suite. */
 export interface Run {
@@ -19,6 +19,8 @@ export interface Run {
   readonly suite: string;
   /** What followed the suite's name on the command line; absent when nothing did. */
   readonly args?: readonly string[];
+  /** All of the suite, as it is without arguments; absent where that is not so, or was not written down. */
+  readonly isWhole?: true;
   readonly figures: readonly Figure[];
 }
 
@@ -53,31 +55,45 @@ export function commitOf(dir: string): string {
   return `${git('rev-parse', '--short', 'HEAD') || 'unknown'}${changed}`;
 }
 
-/** Appends the run and writes the page anew. */
-export function record(suite: string, args: readonly string[], figures: readonly Figure[]): void {
-  const run: Run = {
+/** `measuredAll`: nothing that was asked for failed, or was left out. */
+export function runOf(suite: string, args: readonly string[], figures: readonly Figure[], measuredAll: boolean): Run {
+  return {
     ...{ at: new Date().toISOString().slice(0, 10), commit: commitOf(import.meta.dirname), machine: machine(), suite },
     ...(args.length > 0 && { args }),
+    ...(args.length === 0 && measuredAll && { isWhole: true }),
     figures,
   };
+}
+
+/** Appends the run and writes the page anew. */
+export function record(run: Run): void {
   appendFileSync(file('history.jsonl'), `${JSON.stringify(run)}\n`);
   writeFileSync(file('README.md'), page(readHistory()));
 }
 
 const digits = (value: number): string => (Math.abs(value) >= 1000 ? value.toFixed(0) : value.toPrecision(3));
 
+/** Day, commit, and with what arguments where there were any: its row replaces one that was measured without. */
+function when({ at, commit, suite, args }: Run): string {
+  const asked = args && `\`${[suite, ...args].join(' ').replaceAll('|', '\\|')}\``;
+  return [at, commit, ...(asked ? [asked] : [])].join(', ');
+}
+
 /** The latest of each figure, suite and machine, machines in the order in which they came. */
 export function page(history: readonly Run[]): string {
   const latest = new Map<string, Map<string, Map<string, string>>>();
-  for (const { machine, suite, figures, at, commit } of history) {
+  for (const run of history) {
+    const { machine, suite, figures, isWhole } = run;
     const suites = latest.get(machine) ?? new Map<string, Map<string, string>>();
     latest.set(machine, suites);
     const rows = suites.get(suite) ?? new Map<string, string>();
     suites.set(suite, rows);
+    if (isWhole) rows.clear();
     for (const f of figures) {
-      const cells = [suite, f.name, digits(f.value), digits(f.limit), f.unit, f.ratio.toFixed(3), f.limitName];
       rows.delete(f.name); // the latest run's order
-      rows.set(f.name, `| ${[...cells, `${at}, ${commit}`].join(' | ')} |`);
+      if (!isComparison(f)) continue;
+      const cells = [suite, f.name, digits(f.value), digits(f.limit), f.unit, f.ratio.toFixed(3), f.limitName];
+      rows.set(f.name, `| ${[...cells, when(run)].join(' | ')} |`);
     }
   }
   const sections = [...latest].map(([name, suites]) => {
@@ -89,9 +105,11 @@ export function page(history: readonly Run[]): string {
   return `# Figures
 
 The latest of each figure on each machine, written by \`npm run bench -- SUITE --record\` from \`history.jsonl\`, which
-has all of them. A run of a part of a suite brings that part's figures alone: "when" says how old each is. Every figure
-stands beside its limit or peer, measured in the same run. Ratio 1 is at the limit, more is better. Shared machines
-change by a third within minutes: compare ratios, and pairs of runs in one sitting, not values.
+has all of them. A run of a part of a suite brings that part's figures alone: "when" says how old each is, and behind
+its commit with what arguments it was measured, where there were any. What the newest whole run of a suite does not have
+any more is not shown. Every figure stands beside its limit or peer, measured in the same run. Ratio 1 is at the limit,
+more is better. Shared machines change by a third within minutes: compare ratios, and pairs of runs in one sitting, not
+values.
 
 ${sections.join('\n')}`;
 }

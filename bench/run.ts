@@ -9,7 +9,7 @@ import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
 import { PartlyMeasured } from './failed.ts';
 import type { BenchContext, Figure, Suite } from './figures.ts';
-import { record } from './record.ts';
+import { record, runOf } from './record.ts';
 import { makeScratch } from './scratch.ts';
 import { againUnpaced } from './unpaced.ts';
 
@@ -80,7 +80,7 @@ export async function runSuite(
     const { figures, failed } = await measure(suite, { args, scratchDir, log });
     if (figures.length === 0)
       throw new KvError('CONFIG', `bench ${suite.name}: nothing was measured; say what to measure`);
-    if (output.record) record(suite.name, args, figures);
+    if (output.record) record(runOf(suite.name, args, figures, failed === undefined));
     (output.json ? process.stderr : process.stdout).write(table(figures));
     if (output.json) process.stdout.write(`${JSON.stringify({ suite: suite.name, figures, failed })}\n`);
     for (const line of failed ?? []) log(line);

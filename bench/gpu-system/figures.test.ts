@@ -1,7 +1,8 @@
 /** That figures are told as they are measured: what fails later costs itself only. Real systems: gpu-session.long.test.ts. */
 import { KvError } from '@kvtier/errors';
 import { expect, it } from 'vitest';
-import { type Kvtier, sizesOf, systemFigures } from './figures.ts';
+import { sizesOf, systemFigures } from './figures.ts';
+import type { Kvtier } from './systems.ts';
 
 /** Answers at once, from the arena once it has seen a prompt; its disk never gets all blocks. */
 function withSlowDisk(): { readonly kvtier: Kvtier; readonly stops: () => number } {
@@ -24,6 +25,8 @@ function withSlowDisk(): { readonly kvtier: Kvtier; readonly stops: () => number
     launch: async () => system,
     waitUntilServing: async () => {},
     resetPrefixCache: async () => {},
+    metricValues: async () => new Map(),
+    waitUntil: async () => {},
     complete: async () => answer,
     waitForWriteDown: async () => {
       throw new KvError('DEADLINE', 'write-down of all blocks to disk: not within 30 s');

@@ -10,7 +10,8 @@ import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { removeStaleArenas } from '@kvtier/data-plane/places';
-import { type SystemCase, sizesOf, systemFigures } from './figures.ts';
+import { sizesOf, systemFigures } from './figures.ts';
+import type { SystemCase } from './systems.ts';
 
 const tell = (line: unknown): void => void process.stdout.write(`${JSON.stringify(line)}\n`);
 

@@ -1,92 +1,54 @@
 /**
  * A process with many clients, each with one answer after another, through a coordinator (TARGET is its URL) or straight from the fake
- * engines (TARGET is their folder). Arguments: TARGET CLIENTS SECONDS ANSWER_TOKENS PROMPT_TOKENS ENGINES. Prints "counting" when all
- * clients have begun and what comes then counts, for so many seconds; at the end one line of JSON.
+ * engines (TARGET is their folder). Arguments: TARGET CLIENTS SECONDS ANSWER_TOKENS PROMPT_TOKENS ENGINES STILL_MS. Prints "counting" when
+ * all clients have begun and what comes then counts, for so many seconds; at the end one line of JSON. An answer that had no token for
+ * STILL_MS then is told as one that hangs.
  *
  * Each client's first answer has another length, so that from then on answers begin and end evenly over time.
  */
 import { Agent, request } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { channelOptions, clientCredentials, EngineClient, type GenerateEvent } from '@kvtier/wire/grpc';
+import { Counting, type Reader } from './counting.ts';
 import { since } from './stamp.ts';
 
-const [target, clients, seconds, answerTokens, promptTokens, engines] = process.argv.slice(2) as [string, ...string[]];
+const [target, clients, seconds, answerTokens, promptTokens, engines, stillMs] = process.argv.slice(2) as [
+  string,
+  ...string[],
+];
 /** Clients begin over so long; then everything settles for a while. */
 const beginMs = 4 * Number(clients);
 const settleMs = Math.max(3 * Number(clients), 500);
 const countsFromMs = performance.now() + beginMs + settleMs;
 const endMs = countsFromMs + Number(seconds) * 1_000;
 
-let skippedUntilMs = 0;
-process.on('message', () => {
-  skippedUntilMs = performance.now() + 1_000;
-});
+const counting = new Counting({ fromMs: countsFromMs, toMs: endMs });
+process.on('message', () => counting.skipUntil(performance.now() + 1_000));
 process.on('disconnect', () => process.exit()); // who started it has ended, however
 process.channel?.unref();
 
-/** Counts by tens of microseconds. */
-class Times {
-  readonly #counts = new Float64Array(200_000);
-  #count = 0;
-
-  add(us: number): void {
-    const nowMs = performance.now();
-    if (nowMs < countsFromMs || nowMs > endMs || nowMs < skippedUntilMs) return;
-    this.#counts[Math.min(Math.max(Math.round(us / 10), 0), this.#counts.length - 1)]!++;
-    this.#count++;
-  }
-
-  /** Milliseconds. */
-  at(share: number): number {
-    let left = this.#count * share;
-    for (let i = 0; i < this.#counts.length; i++) {
-      left -= this.#counts[i]!;
-      if (left <= 0) return i / 100;
-    }
-    return Number.NaN;
-  }
-
-  get told() {
-    return { count: this.#count, p50: this.at(0.5), p90: this.at(0.9), p99: this.at(0.99), p999: this.at(0.999) };
-  }
-}
-
-const [first, way, gaps] = [new Times(), new Times(), new Times()];
-let tokens = 0;
 let answers = 0;
 const errors = new Map<string, number>();
-
-/** One answer's tokens as they come. */
-class Reader {
-  readonly #begunMs = performance.now();
-  #lastMs = 0;
-
-  token(stamped: number): void {
-    const nowMs = performance.now();
-    if (nowMs >= countsFromMs && nowMs <= endMs) tokens++;
-    if (this.#lastMs === 0) first.add((nowMs - this.#begunMs) * 1_000);
-    else gaps.add((nowMs - this.#lastMs) * 1_000);
-    way.add(since(stamped));
-    this.#lastMs = nowMs;
-  }
-}
 
 const prompt = (client: number): number[] =>
   Array.from({ length: Number(promptTokens) }, (_, i) => 3 + ((client + i * 7) % 3_000));
 
 /** With each token comes the moment it was written (fake-engines.ts). */
 const idsOf = (tokens: number): number => 2 * tokens;
+/** A coordinator joins what waited for a client. */
+function read(reader: Reader, ids: readonly number[]): void {
+  for (let i = 1; i < ids.length; i += 2) reader.token(since(ids[i]!));
+}
 
-/** Asks for an answer of so many tokens. */
-type Ask = (client: number, answerTokens: number) => Promise<void>;
+/** Asks for an answer of so many tokens, and reads it to its end. */
+type Ask = (client: number, answerTokens: number, reader: Reader) => Promise<void>;
 
 function throughCoordinator(): Ask {
   const agent = new Agent({ keepAlive: true, maxSockets: Number(clients) });
   const url = new URL(target);
   const mark = '"token_ids":[';
-  return (client, maxTokens) =>
+  return (client, maxTokens, reader) =>
     new Promise((resolve, reject) => {
-      const reader = new Reader();
       const body = JSON.stringify({
         prompt: prompt(client),
         max_tokens: idsOf(maxTokens),
@@ -111,7 +73,14 @@ function throughCoordinator(): Ask {
               const event = rest.slice(0, at);
               rest = rest.slice(at + 2);
               const ids = event.indexOf(mark);
-              if (ids !== -1) reader.token(Number(event.slice(event.indexOf(',', ids) + 1, event.indexOf(']', ids))));
+              if (ids !== -1)
+                read(
+                  reader,
+                  event
+                    .slice(ids + mark.length, event.indexOf(']', ids))
+                    .split(',')
+                    .map(Number),
+                );
               else if (event === 'data: [DONE]') done = true;
               else if (event.includes('"error"')) reject(new Error(event.slice(0, 200)));
             }
@@ -131,9 +100,8 @@ function straight(): Ask {
     const options = { ...channelOptions, 'grpc.use_local_subchannel_pool': 1 };
     return new EngineClient(address, clientCredentials(address), options);
   });
-  return (client, maxTokens) =>
+  return (client, maxTokens, reader) =>
     new Promise((resolve, reject) => {
-      const reader = new Reader();
       const call = lines[client % lines.length]!.generate({
         requestId: `${client}`,
         promptTokenIds: prompt(client),
@@ -146,7 +114,7 @@ function straight(): Ask {
         cacheSalt: '',
         loraName: '',
       });
-      call.on('data', ({ tokenIds }: GenerateEvent) => reader.token(tokenIds[1]!));
+      call.on('data', ({ tokenIds }: GenerateEvent) => read(reader, tokenIds));
       call.once('end', resolve);
       call.once('error', reject);
     });
@@ -157,13 +125,16 @@ async function run(client: number): Promise<void> {
   await sleep((client * beginMs) / Number(clients));
   let length = 1 + (client % Number(answerTokens));
   while (performance.now() < endMs) {
+    const reader = counting.begin();
     try {
-      await ask(client, length);
+      await ask(client, length, reader);
+      if (reader.tokens !== length) throw new Error(`${reader.tokens} tokens of ${length}`);
       answers++;
     } catch (error) {
       const { message } = error as Error;
       errors.set(message, (errors.get(message) ?? 0) + 1);
     }
+    reader.end();
     length = Number(answerTokens);
   }
 }
@@ -174,13 +145,15 @@ process.stdout.write('counting\n');
 const cpuBefore = process.cpuUsage();
 await sleep(endMs - performance.now());
 const { user, system } = process.cpuUsage(cpuBefore);
+const hanging = counting.end(Number(stillMs));
 const told = {
-  tokens,
+  tokens: counting.tokens,
   answers,
   errors: Object.fromEntries(errors),
-  first: first.told,
-  way: way.told,
-  gaps: gaps.told,
+  hanging,
+  first: counting.first.told,
+  way: counting.way.told,
+  gaps: counting.gaps.told,
   cpuS: (user + system) / 1e6,
 };
 process.stdout.write(`${JSON.stringify(told)}\n`);

@@ -3,7 +3,8 @@
  * an engine with a batch does. Arguments: FOLDER COUNT TOKENS_PER_S MODEL_DIR. Prints "ready".
  *
  * They take many requests by one call (GenerateMany), as workers do; with KVTIER_BENCH_GENERATE=single they say that they do not, and get a call
- * for each.
+ * for each. With KVTIER_BENCH_HANGS=WAY (generate, http or generateMany) one request that comes by that way gets its first token only, and
+ * never ends.
  *
  * The same engines answer HTTP, too, at FOLDER/h0 and on, with the chunks that a coordinator would send: for who passes them on as they are.
  *
@@ -40,6 +41,9 @@ process.on('disconnect', () => process.exit()); // who started it has ended, how
 
 const [folder, count, tokensPerS, modelDir] = process.argv.slice(2);
 const generatesMany = process.env.KVTIER_BENCH_GENERATE !== 'single';
+type Way = 'generate' | 'http' | 'generateMany';
+/** The way of one request that hangs, until it has come. */
+let hangsBy = process.env.KVTIER_BENCH_HANGS;
 const idle = {
   draining: false,
   waiting: 0,
@@ -67,6 +71,14 @@ async function serve(name: string, share: number): Promise<void> {
     }
     running.delete(call);
     call.end();
+  };
+  const begin = (call: Call, way: Way): void => {
+    if (way !== hangsBy || call.request.maxTokens <= 2) {
+      give(call, 0);
+      return;
+    }
+    hangsBy = undefined;
+    call.write({ tokenIds: [200, stamp()], finishReason: '', failure: undefined });
   };
   /** What this turn has for calls that carry many. */
   const due = new Map<ManyCall, NumberedEvent[]>();
@@ -99,7 +111,7 @@ async function serve(name: string, share: number): Promise<void> {
       end: () => response.end('data: [DONE]\n\n'),
     };
     response.once('close', () => running.delete(call));
-    give(call, 0);
+    begin(call, 'http');
   }).listen(`${folder}/h${name.slice(1)}`);
   await startGrpcServer(`unix:${folder}/${name}`, (server) =>
     server.addService(EngineService, {
@@ -137,22 +149,22 @@ async function serve(name: string, share: number): Promise<void> {
       },
       generate: (call: ServerWritableStream<GenerateRequest, GenerateEvent>) => {
         call.on('cancelled', () => running.delete(call));
-        give(call, 0);
+        begin(call, 'generate');
       },
       generateMany: (many: ManyCall) => {
         const calls = new Map<number, Call>();
-        many.on('data', ({ number, begin }: GenerateOrder) => {
+        many.on('data', ({ number, begin: request }: GenerateOrder) => {
           const left = calls.get(number);
           if (left) running.delete(left);
           calls.delete(number);
-          if (begin === undefined) return;
+          if (request === undefined) return;
           const call = {
-            request: begin,
+            request,
             write: (event: GenerateEvent) => tellOf(many, number, event),
             end: () => calls.delete(number),
           };
           calls.set(number, call);
-          give(call, 0);
+          begin(call, 'generateMany');
           tell();
         });
         many.on('cancelled', () => {

@@ -4,7 +4,7 @@
  * is a percentile of nothing, and is named as what it is.
  */
 import { type Figure, time } from '../figures.ts';
-import type { Streams } from './streams.ts';
+import type { Streams } from './whole.ts';
 
 /** Milliseconds that may be added at the 99th percentile: to first tokens, between tokens. */
 const [mayFirstMs, mayGapMs] = [2, 1];

@@ -11,10 +11,10 @@ it('answers come whole, asked straight, through a bare proxy and through a coord
   const size = {
     clients: 16,
     engines: 2,
-    tokensPerS: 50,
-    answerTokens: 8,
+    tokensPerS: 20,
+    answerTokens: 16,
     promptTokens: 16,
-    seconds: 1,
+    seconds: 2,
     isApart: false,
   };
   const { straight, proxied, through } = await streamsCost({ folder, ...size }, () => {});

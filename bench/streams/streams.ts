@@ -10,6 +10,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 import { started as startedAs } from '@kvtier/cli';
+import { checkWhole, type Streams, stillMsAt } from './whole.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const modelDir = join(root, 'models/demo/model');
@@ -27,27 +28,6 @@ export interface StreamsOptions {
   readonly seconds: number;
   /** The coordinator, and the proxy, have the first core alone; clients and engines share the others, asked straight, too. */
   readonly isApart: boolean;
-}
-
-/** Milliseconds. */
-export interface Percentiles {
-  readonly count: number;
-  readonly p50: number;
-  readonly p90: number;
-  readonly p99: number;
-  readonly p999: number;
-}
-
-export interface Streams {
-  readonly tokens: number;
-  readonly answers: number;
-  readonly errors: Readonly<Record<string, number>>;
-  /** From asking to the first token; from the engine's writing to the client's reading; between two tokens of one answer. */
-  readonly first: Percentiles;
-  readonly way: Percentiles;
-  readonly gaps: Percentiles;
-  /** Of the clients' process. */
-  readonly cpuS: number;
 }
 
 export const memoryLooks = 20;
@@ -69,6 +49,7 @@ export interface StreamsCost {
   readonly liveMiB: readonly [first: number, last: number];
 }
 
+/** @throws KvError IO where an answer failed or hangs, or tokens are missing (whole.ts) */
 export async function streamsCost(options: StreamsOptions, log: (line: string) => void): Promise<StreamsCost> {
   const { folder, engines, tokensPerS, clients, seconds, answerTokens, promptTokens, isApart } = options;
   mkdirSync(folder, { recursive: true, mode: 0o700 });
@@ -90,13 +71,14 @@ export async function streamsCost(options: StreamsOptions, log: (line: string) =
   const start = (file: string, args: readonly string[], between = false): ChildProcess =>
     run(['--import', tsx, join(root, file), ...args], between);
   const drive = async (
+    way: string,
     target: string,
     between: ChildProcess | undefined,
     forSeconds: number,
     counting: (clients: ChildProcess) => void,
     ended?: () => Promise<void>,
   ): Promise<Streams> => {
-    const args = [target, clients, forSeconds, answerTokens, promptTokens, engines].map(String);
+    const args = [target, clients, forSeconds, answerTokens, promptTokens, engines, stillMsAt(tokensPerS)].map(String);
     const process = start('bench/streams/clients.ts', args);
     const driven = linesOf(process);
     await driven();
@@ -106,19 +88,20 @@ export async function streamsCost(options: StreamsOptions, log: (line: string) =
     const told = JSON.parse(await driven()) as Streams;
     const [ofClients, ofEngines, ofBetween] = pids.map((pid, i) => waitedIn(before[i]!, coreTimesOf(pid)));
     await ended?.();
-    log(`${target}: ${JSON.stringify(told)}`);
+    log(`${way} (${target}): ${JSON.stringify(told)}`);
     log(`  for a core waited: clients ${ofClients}, engines ${ofEngines}${between ? `, in between ${ofBetween}` : ''}`);
+    checkWhole(way, told, { clients, tokensPerS, seconds: forSeconds });
     return told;
   };
   let fakes: ChildProcess;
   try {
     fakes = start('bench/streams/fake-engines.ts', [folder, String(engines), String(tokensPerS), modelDir]);
     await linesOf(fakes)();
-    const straight = await drive(folder, undefined, Math.min(seconds, peerSeconds), () => {});
+    const straight = await drive('asked straight', folder, undefined, Math.min(seconds, peerSeconds), () => {});
     const proxy = start('bench/streams/bare-proxy.ts', [folder, String(engines)], true);
     const proxyUrl = await linesOf(proxy)();
     let proxyCpuS = 0;
-    const proxied = await drive(proxyUrl, proxy, Math.min(seconds, peerSeconds), () => {
+    const proxied = await drive('through a bare proxy', proxyUrl, proxy, Math.min(seconds, peerSeconds), () => {
       proxyCpuS = -cpuSecondsOf(proxy.pid!);
     });
     proxyCpuS += cpuSecondsOf(proxy.pid!);
@@ -147,7 +130,8 @@ export async function streamsCost(options: StreamsOptions, log: (line: string) =
       before = cpuSecondsOf(pid!);
       looks = setInterval(() => look(clients), (seconds * 1_000) / memoryLooks);
     };
-    const through = await drive(message.ready.url, coordinator, seconds, counting, async () => {
+    const { url } = message.ready;
+    const through = await drive('through the coordinator', url, coordinator, seconds, counting, async () => {
       clearInterval(looks);
       coordinatorCpuS = cpuSecondsOf(pid!) - before;
       last = await liveMiBOf(coordinator);
