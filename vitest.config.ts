@@ -10,8 +10,8 @@ import { placeOf } from './test/setup/longest.ts';
 // A property that found a counterexample gets none (test/setup/properties.ts).
 // A worker runs one file after another in one process: modules are loaded once, and no test changes any.
 
-/** One more than there are cores: tests wait for servers, deaths and starts for a third of their time. */
-const workers = availableParallelism() + 1;
+/** Two more than there are cores: tests wait for servers, deaths and starts for half of their time. */
+const workers = availableParallelism() + 2;
 
 const common = {
   testTimeout: 30_000,

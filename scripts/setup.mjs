@@ -34,7 +34,7 @@ export function checkProcessor(arch = process.arch) {
 /**
  * @param {{need?: readonly ('npm' | 'native' | 'cuda-emulated' | 'cuda')[], packages?: readonly string[]}} options `native`
  *   brings `cuda` along where there is a GPU; `cuda` is passed over, with one line, where there is no nvcc. `packages`: more
- *   Debian packages
+ *   Debian packages, for what runs later
  */
 export async function setup({ need = ['npm', 'native'], packages = [] } = {}) {
   checkNode();
@@ -44,17 +44,21 @@ export async function setup({ need = ['npm', 'native'], packages = [] } = {}) {
     );
   }
   checkProcessor();
-  if (packages.length > 0) await ensureSystemPackages(packages);
   const gap = cudaGap(need);
   if (gap) process.stderr.write(`kvtier: ${gap}\n`);
   const npm = need.includes('npm');
-  if ((!npm || (npmIsCurrent() && programsAreCurrent())) && nativeIsCurrent(need)) return;
+  if ((!npm || (npmIsCurrent() && programsAreCurrent())) && nativeIsCurrent(need)) {
+    await ensureSystemPackages(packages);
+    return;
+  }
   await withLock(join(root, 'build/.setup.lock'), async () => {
     if (need.includes('native')) {
       await ensureSystemPackages();
       checkCmake();
     }
     const ahead = buildAhead(need);
+    // Nothing that is built needs them, and whoever unpacks them waits for its disk most of the time.
+    const packed = Promise.allSettled([ensureSystemPackages(packages)]);
     try {
       if (npm) {
         await ensureNpmPackages();
@@ -63,8 +67,10 @@ export async function setup({ need = ['npm', 'native'], packages = [] } = {}) {
       await ensureNative(need, ahead);
       if (npm && need.includes('native')) await ensureCode(); // programs load native modules as they begin
     } finally {
-      await ahead; // nothing of ours runs on without the lock
+      await Promise.all([ahead, packed]); // nothing of ours runs on without the lock
     }
+    const [{ reason }] = await packed;
+    if (reason !== undefined) throw reason;
   });
   if (!existsSync(join(root, 'node_modules/tsx'))) throw new SetupError('node_modules/tsx is missing; run: npm ci');
 }

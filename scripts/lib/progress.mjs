@@ -6,6 +6,9 @@ const firstSignMs = 1_000;
 const plainEveryMs = 15_000;
 const frames = ['⠋', '⠙', '⠹', '⠸', '⠼', '⠴', '⠦', '⠧', '⠇', '⠏'];
 
+/** Of those that are under way, the oldest one has the line of a terminal. */
+const underWay = new Set();
+
 const seconds = (ms) => `${(ms / 1000).toFixed(ms < 10_000 ? 1 : 0)} s`;
 
 /**
@@ -22,9 +25,12 @@ export async function step(name, work, stream = process.stderr) {
   let detail = '';
   let frame = 0;
   let lastPlain = 0;
+  const self = {};
+  underWay.add(self);
   const draw = () => {
     const elapsed = Date.now() - begin;
-    if (elapsed < firstSignMs) return;
+    const [oldest] = underWay;
+    if (elapsed < firstSignMs || (live && oldest !== self)) return;
     if (live) {
       const width = (stream.columns ?? 80) - 1;
       const line = `${frames[frame++ % frames.length]} ${name} · ${seconds(elapsed)}${detail && ` · ${detail}`}`;
@@ -38,6 +44,7 @@ export async function step(name, work, stream = process.stderr) {
   const timer = setInterval(draw, live ? 100 : 250);
   const end = (word) => {
     clearInterval(timer);
+    underWay.delete(self);
     if (!shown) return;
     stream.write(`${live ? '\r\x1b[K' : ''}${name}: ${word} after ${seconds(Date.now() - begin)}\n`);
   };
