@@ -94,6 +94,17 @@ export class S3Server {
   /** The user has it no more. */
   revoke = (accessKeyId: string): Promise<void> => this.#key('rm', `--access-key=${accessKeyId}`);
 
+  /** The bucket holds no more objects than so many from now on; undefined: as many as there is room for. Deletes go on. */
+  async setQuota(bucket: string, objects: number | undefined): Promise<void> {
+    const quota = (...args: string[]) =>
+      this.#tool('radosgw-admin', ['-n', 'client.rgw', 'quota', ...args, '--quota-scope=bucket', `--bucket=${bucket}`]);
+    if (objects === undefined) await quota('disable');
+    else {
+      await quota('set', `--max-objects=${objects}`);
+      await quota('enable');
+    }
+  }
+
   async #key(what: string, ...args: readonly string[]): Promise<void> {
     await this.#tool('radosgw-admin', ['-n', 'client.rgw', 'key', what, '--uid=kvtier', '--key-type=s3', ...args]);
   }

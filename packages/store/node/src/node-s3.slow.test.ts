@@ -1,4 +1,7 @@
-/** A node beside an S3 server that takes connections and answers none: it starts, serves, and has the tier when the server speaks. */
+/**
+ * A node beside an S3 server that takes connections and answers none: it starts, serves, and has the tier when the server speaks. And
+ * beside one that refuses writes: it starts with what is there.
+ */
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
@@ -24,6 +27,18 @@ afterEach(async () => {
   rmSync(folder, { recursive: true });
 });
 
+const socketPath = () => path.join(folder, 'node.sock');
+async function started(write: 'through' | 'none'): Promise<CacheNode> {
+  node = await openCacheNode({
+    ...{ socketPath: socketPath(), dataDir: path.join(folder, 'data') },
+    ...{ arena: { bytes: 16 << 20, dir: '/dev/shm' }, disk: null },
+    // Limits as by default: 15 s for all tries.
+    s3: { bucket: bucket.name, endpoint: bucket.endpoint, bytes: 64 << 20, accessKeyId: 'a', secretAccessKey: 'b' },
+    ...{ placement: { s3: { write } }, clock: systemClock, log: silent },
+  });
+  return node;
+}
+
 const s3Of = ({ store }: CacheNode) => store.stats().tiers.find(({ tier }) => tier === 's3')!;
 
 it('a node starts while its server is silent, and has the tier when that speaks', async () => {
@@ -32,24 +47,41 @@ it('a node starts while its server is silent, and has the tier when that speaks'
     speak = resolve;
   });
   bucket.fault = () => silence;
-  const socketPath = path.join(folder, 'node.sock');
-  node = await openCacheNode({
-    ...{ socketPath, dataDir: path.join(folder, 'data'), arena: { bytes: 16 << 20, dir: '/dev/shm' }, disk: null },
-    // Limits as by default: 15 s for all tries.
-    s3: { bucket: bucket.name, endpoint: bucket.endpoint, bytes: 64 << 20, accessKeyId: 'a', secretAccessKey: 'b' },
-    ...{ placement: { s3: { write: 'through' } }, clock: systemClock, log: silent },
-  });
+  const silenced = await started('through');
   expect(bucket.requests.length).toBeGreaterThan(0);
   // It has started before the tier's first opening has ended: that would leave another reason.
   const outOfServiceReason = expect.stringMatching(/^s3: not open after \d+ s; its server may be silent$/);
-  expect(s3Of(node)).toMatchObject({ inService: false, outOfServiceReason });
-  const client = await blockEngine(socketPath, count);
+  expect(s3Of(silenced)).toMatchObject({ inService: false, outOfServiceReason });
+  const client = await blockEngine(socketPath(), count);
   await client.write('x');
   expect(await client.read('x')).toBe(count);
   bucket.fault = () => undefined;
   speak();
-  await vi.waitUntil(() => s3Of(node!).inService, { timeout: 20_000 });
+  await vi.waitUntil(() => s3Of(silenced).inService, { timeout: 20_000 });
   await client.write('y');
-  await vi.waitUntil(() => s3Of(node!).blocks >= count, { timeout: 20_000 });
+  await vi.waitUntil(() => s3Of(silenced).blocks >= count, { timeout: 20_000 });
   await client.end();
 }, 60_000);
+
+it.each([
+  ['through', 'PUT', 'QuotaExceeded'],
+  ['none', 'PUT, DELETE', 'AccessDenied'],
+] as const)(
+  'a node whose s3 is written %s starts beside a server that refuses %s, and reads',
+  async (write, refused, word) => {
+    const first = await started('through');
+    const writer = await blockEngine(socketPath(), count);
+    await writer.write('x');
+    await vi.waitUntil(() => s3Of(first).blocks >= count, { timeout: 20_000 });
+    await writer.end();
+    await first.close();
+    bucket.fault = ({ method }) => (refused.includes(method) ? { status: 403, word } : undefined);
+    const second = await started(write);
+    await vi.waitUntil(() => s3Of(second).blocks >= count, { timeout: 20_000 });
+    expect(s3Of(second)).toMatchObject({ inService: true, detail: { writes_refused: 1 } });
+    const reader = await blockEngine(socketPath(), count);
+    expect(await reader.read('x')).toBe(count);
+    await reader.end();
+  },
+  60_000,
+);

@@ -138,7 +138,8 @@ export class PackWriter {
 
   /** false: no slot could be had. KvError when the server does not do it. */
   async #store(jobs: readonly PackJob[], deadlineMs: number): Promise<boolean> {
-    const { api, memory, index, discovery } = this.#options;
+    const { api, memory, index, discovery, refusals } = this.#options;
+    await refusals.proven(deadlineMs);
     const id = randomBytes(16).toString('hex');
     const table = encodePackTable(id, jobs);
     const body = [table, ...jobs.map(({ slot, bytes }) => memory.view(slot, bytes))];

@@ -18,6 +18,8 @@ const firstBackoffMs = 50;
 const maxBackoffMs = 2_000;
 const busyBackoffMs = 500;
 const maxTries = 6;
+/** Insufficient Storage: not within the seconds of a request. */
+const noRoom = 507;
 /** A bucket lists 1000 keys at a time, and there are at most a million packs; beyond this something else lives under our prefix. */
 const maxPages = 2_000;
 /** Where the SDK has found no credentials at all, be it that there are none or that the machine's service does not answer now. */
@@ -68,9 +70,9 @@ export class S3Api {
   readonly #pool: HttpPool;
   readonly #host: string;
   readonly #basePath: string;
-  /** RGW wants the ETag of If-Match without its quotes in some versions; others with them. Found out at start. */
-  quotedEtags = false;
-  /** The server writes in the place of a named ETag only (If-Match of PUT). Found out at start. */
+  /** RGW wants the ETag of If-Match without its quotes in some versions; others with them. Found out at start; undefined: not yet. */
+  quotedEtags: boolean | undefined;
+  /** The server writes in the place of a named ETag only (If-Match of PUT). Found out before the first pack is written. */
   canReplace = false;
   /** An answer named a version: what is deleted stays, so that no budget can be kept. */
   hasVersions = false;
@@ -176,12 +178,14 @@ export class S3Api {
   /**
    * Write an object only where none is (`replaced` null), or only in the place of the one with that ETag; 'other': something else is
    * there. `unsure`: a try had no answer, or none that says what was stored, so that it may be this very object. NotStored when none is.
+   * `isPack`: that it went well says that others will.
    */
   async put(
     key: string,
     body: readonly Uint8Array[],
     replaced: string | null,
     deadlineMs: number,
+    isPack = true,
   ): Promise<{ outcome: 'stored' | 'other'; etag: string; unsure: boolean }> {
     const condition = replaced === null ? { 'if-none-match': '*' } : { 'if-match': this.#etagHeader(replaced) };
     const headers = { 'content-type': 'application/octet-stream', ...condition };
@@ -192,13 +196,15 @@ export class S3Api {
       const answer = await this.#send({ method: 'PUT', key, headers, body, targets: [] }, deadlineMs);
       // 409: another conditional write of this key is in progress; it wins or it does not, the next try will see.
       if ([200, 412].includes(answer.status) || (replaced !== null && answer.status === 404)) return answer;
-      if (answer.status >= 400 && answer.status < 500) refusals++;
+      if ((answer.status >= 400 && answer.status < 500) || answer.status === noRoom) refusals++;
       throw failureOf(answer);
     };
-    const reply = await this.#tried(`PUT ${key}`, deadlineMs, once, 'write').catch((error: unknown) => {
-      if (!(error instanceof KvError) || tries > refusals) throw error;
-      throw new NotStored(error.code, error.message, { retry: error.retry });
-    });
+    const reply = await this.#tried(`PUT ${key}`, deadlineMs, once, isPack ? 'write' : 'room').catch(
+      (error: unknown) => {
+        if (!(error instanceof KvError) || tries > refusals) throw error;
+        throw new NotStored(error.code, error.message, { retry: error.retry });
+      },
+    );
     const etag = bareEtag(reply.headers.get('etag') ?? '');
     // A 200 that does not name what it has stored may be an error's.
     const isNamed = reply.status !== 200 || etag !== '';
@@ -320,7 +326,7 @@ export class S3Api {
     });
   }
 
-  /** `about`: what a failure is told of; 'room': of writes, but that there was room says nothing of them. */
+  /** `about`: what a failure is told of; 'room': of writes, but that it went well (there was room) says nothing of them. */
   async #tried<T>(
     what: string,
     deadlineMs: number,
@@ -388,7 +394,9 @@ function judged(error: unknown, what: string): { failure: KvError; mayPass: bool
   const mayPass =
     status === undefined
       ? !hasNoKeys
-      : (status >= 500 && status !== 501) || [408, 409, 429].includes(status) || s3Code === 'RequestTimeTooSkewed'; // its answer has the time
+      : (status >= 500 && status !== 501 && status !== noRoom) ||
+        [408, 409, 429].includes(status) ||
+        s3Code === 'RequestTimeTooSkewed'; // its answer has the time
   const line = `s3: ${what}: ${message}${hasNoKeys ? keysRemedy : ''}`;
   const failure = new KvError('IO', line, { retry: mayPass || hasNoKeys });
   return { failure, mayPass, isBusy: status === 503 || status === 429 };

@@ -25,7 +25,7 @@ import type {
   WriteStatus,
 } from '../kit/tier.ts';
 import { Discovery, packKey } from './discovery.ts';
-import { checkBucket, orRefusal } from './opening.ts';
+import { checkBucket, checkWrites, orRefusal } from './opening.ts';
 import { planS3, type S3Plan, type S3TierOptions } from './options.ts';
 import { type Pack, type PackEntry, PackIndex } from './pack-index.ts';
 import { PackReader, type WantedBlock } from './pack-reader.ts';
@@ -61,7 +61,8 @@ export class S3Tier implements Tier {
 
   /**
    * Check the bucket and list it. The blocks of its packs are found soon after, however many there are, and whoever waits to start
-   * waits for none of them. KvError CONFIG, in one line, when it cannot work; with `retry`, when it may later.
+   * waits for none of them. One that takes no writes is opened to be read. KvError CONFIG, in one line, when it cannot work; with
+   * `retry`, when it may later.
    */
   static async open(options: S3TierOptions): Promise<S3Tier> {
     const plan = planS3(options);
@@ -73,8 +74,9 @@ export class S3Tier implements Tier {
     });
     try {
       const deadlineMs = performance.now() + plan.timeLimitMs;
+      let refused: KvError | undefined;
       const tier = await orRefusal(plan, async () => {
-        await checkBucket(api, plan, deadlineMs);
+        refused = await checkBucket(api, plan, deadlineMs);
         const opened = new S3Tier(options, plan, api);
         const listing = opened.#list();
         await atMost(deadlineMs - performance.now(), listing);
@@ -85,6 +87,7 @@ export class S3Tier implements Tier {
       const at = `${plan.url.origin}/${plan.bucket}/${plan.prefix}`;
       const packs = plan.packCount - tier.#discovery.free.size;
       options.log.info({ at, packs, packCount: plan.packCount }, 'the s3 tier is open');
+      if (refused !== undefined) tier.#refusals.refusedAtStart(refused, (limitMs) => checkWrites(api, plan, limitMs));
       return tier;
     } catch (error) {
       api.close();

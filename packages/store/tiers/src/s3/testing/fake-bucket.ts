@@ -3,8 +3,11 @@ import { createHash } from 'node:crypto';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 
-/** A status to answer with; or no answer before the promise is fulfilled, then with the status that it has, if that is one. */
-export type BucketFault = number | Promise<unknown> | undefined;
+/**
+ * A status to answer with, or one with the server's word for it; or no answer before the promise is fulfilled, then with the status that
+ * it has, if that is one.
+ */
+export type BucketFault = number | { readonly status: number; readonly word: string } | Promise<unknown> | undefined;
 
 interface Held {
   readonly body: Buffer;
@@ -15,9 +18,12 @@ export class FakeBucket {
   readonly name = 'b';
   /** By key, with the prefix. */
   readonly objects = new Map<string, Held>();
-  /** Asked at each request; `key`: the object's, or "" of a listing. */
-  fault: (request: { readonly method: string; readonly key: string }) => BucketFault = () => undefined;
+  /** Asked at each request; `key`: the object's, or "" of a listing; `replaces`: it comes with an If-Match. */
+  fault: (request: { readonly method: string; readonly key: string; readonly replaces: boolean }) => BucketFault = () =>
+    undefined;
   readonly requests: string[] = [];
+  /** Whether it has heard of If-None-Match. */
+  keepsConditions = true;
   readonly #server: Server;
 
   static async start(): Promise<FakeBucket> {
@@ -53,9 +59,10 @@ export class FakeBucket {
     const isListing = searchParams.has('list-type');
     const key = isListing ? '' : pathname.slice(`/${this.name}/`.length);
     this.requests.push(`${method} ${key}`);
-    const fault = await this.fault({ method, key });
-    if (typeof fault === 'number') {
-      to.writeHead(fault).end('<Error><Code>Fault</Code></Error>');
+    const fault = await this.fault({ method, key, replaces: method === 'PUT' && 'if-match' in headers });
+    const refusal = typeof fault === 'number' ? { status: fault, word: 'Fault' } : fault;
+    if (isRefusal(refusal)) {
+      to.writeHead(refusal.status).end(`<Error><Code>${refusal.word}</Code></Error>`);
       return;
     }
     if (isListing) this.#list(searchParams.get('prefix') ?? '', to);
@@ -80,7 +87,8 @@ export class FakeBucket {
   #put(key: string, body: Buffer, headers: IncomingMessage['headers'], to: ServerResponse): void {
     const held = this.objects.get(key);
     const match = headers['if-match']?.replaceAll('"', '');
-    if ((headers['if-none-match'] && held) || (match !== undefined && held?.etag !== match)) to.writeHead(412).end();
+    if ((this.keepsConditions && headers['if-none-match'] && held) || (match !== undefined && held?.etag !== match))
+      to.writeHead(412).end();
     else {
       this.put(key, body);
       to.writeHead(200, { etag: `"${this.objects.get(key)!.etag}"` }).end();
@@ -99,3 +107,6 @@ export class FakeBucket {
     to.writeHead(first === undefined ? 200 : 206, { 'content-length': body.length }).end(body);
   }
 }
+
+const isRefusal = (fault: unknown): fault is { readonly status: number; readonly word: string } =>
+  typeof fault === 'object' && fault !== null && 'status' in fault;

@@ -83,6 +83,18 @@ export class Bucket {
     await this.#client.send(new this.#sdk.DeleteObjectCommand({ Bucket: this.name, Key: key }));
   }
 
+  /** Nobody may do so any more, by the bucket's policy, be it its owner: names of S3, as `s3:PutObject`. */
+  async forbid(...actions: string[]): Promise<void> {
+    const Resource = `arn:aws:s3:::${this.name}/*`;
+    const Statement = [{ Effect: 'Deny', Principal: '*', Action: actions, Resource }];
+    const Policy = JSON.stringify({ Version: '2012-10-17', Statement });
+    await this.#client.send(new this.#sdk.PutBucketPolicyCommand({ Bucket: this.name, Policy }));
+  }
+
+  async allowAll(): Promise<void> {
+    await this.#client.send(new this.#sdk.DeleteBucketPolicyCommand({ Bucket: this.name }));
+  }
+
   close(): void {
     this.#client.destroy();
   }
