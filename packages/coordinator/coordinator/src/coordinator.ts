@@ -111,8 +111,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     if (config.endpointPicker !== null) {
       const workers = () => fleet.workers();
       const ttftMs = admission.ttftMs ?? undefined;
-      const heard = (number: number): void => fleet.heard(number);
-      const parts = { dispatch, workers, heard, reader, pods, inTime, ttftMs, isReady, logger };
+      const parts = { dispatch, workers, outcomes: fleet, reader, pods, inTime, ttftMs, isReady, logger };
       picker = await startEndpointPicker({ config: config.endpointPicker, ...parts });
       const { address, healthAddress } = picker;
       logger.info({ address, healthAddress }, 'endpoint picker: gateways may ask');

@@ -89,6 +89,8 @@ export class Lane {
       this.queue?.changed();
       this.#seenOpen.clear();
     }
+    if (this.policy.named !== undefined)
+      for (const number of numbers) this.policy.named(number, this.#source.workers()[number]!.record.name);
     const isSame = numbers.length === this.numbers.length && numbers.every((number, i) => number === this.numbers[i]);
     if (isSame) return;
     for (const number of this.numbers) this.#view[number] = undefined;

@@ -44,9 +44,12 @@ export function goesOn(part: Exclude<Kind, 'immediateResponse'>): ProcessingResp
   return { response: { $case: part, value: { response: common() } }, dynamicMetadata: undefined };
 }
 
-/** The request's headers go on, without what is not the client's to say; the answer to a later part names the endpoint. */
+/**
+ * The request's headers go on, without what is not the client's to say; the answer to a later part names the endpoint. Where that part is the
+ * trailers it can set no header any more: what the client named there would stand.
+ */
 export function headersGoOn(): ProcessingResponse {
-  const response = common({ headerMutation: headers({}, sidecarHeaders) });
+  const response = common({ headerMutation: headers({}, [destinationKey, ...sidecarHeaders]) });
   return { response: { $case: 'requestHeaders', value: { response } }, dynamicMetadata: undefined };
 }
 

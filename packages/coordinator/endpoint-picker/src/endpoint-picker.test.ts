@@ -89,6 +89,18 @@ describe('a request', () => {
     stream.end();
   });
 
+  it('of a rig.gateway that buffers names no endpoint itself, not even where trailers follow its headers', async () => {
+    const stream = rig.gateway.open({ modes: modes.buffered });
+    stream.post('/v1/completions', { 'x-gateway-destination-endpoint': '10.9.9.9:1' });
+    const responses = await stream.has(1);
+    expect(toldBy(responses[0]!).removed).toContain('x-gateway-destination-endpoint');
+    stream.requestTrailers(); // no header can be set any more
+    await stream.has(2);
+    expect(toldBy(responses[1]!)).toMatchObject({ part: 'requestTrailers', headers: {}, endpoint: '10.0.0.1:8000' });
+    stream.end();
+    await rig.idle();
+  });
+
   it.each([
     ['without a body', modes.duplex, true, 'no_body'],
     ['whose body the rig.gateway keeps', modes.headersOnly, false, 'not_sent'],

@@ -8,7 +8,7 @@
  * Invariants: TLS wherever it is configured, and beyond loopback always (base/config); streams, bytes and waits are bounded; nothing that
  * a gateway sends throws past its own stream; when it closes, it is unhealthy first.
  */
-import { status } from '@grpc/grpc-js';
+import { type Server, ServerCredentials, status } from '@grpc/grpc-js';
 import type { EndpointPickerConfig } from '@kvtier/config';
 import type { Dispatch } from '@kvtier/dispatch';
 import type { PodHandOff } from '@kvtier/pod-handoff';
@@ -26,15 +26,15 @@ import { Health } from './health.ts';
 import { HeldBytes } from './held-bytes.ts';
 import { PickerMetrics } from './metrics.ts';
 import type { ProcessCall } from './outgoing.ts';
-import { type BodyReader, type Deadlines, Picker } from './picker.ts';
+import { type BodyReader, type Deadlines, type Outcomes, Picker } from './picker.ts';
 
 export interface EndpointPickerOptions {
   readonly config: EndpointPickerConfig;
   readonly dispatch: Dispatch;
   /** As `Fleet.workers`: by number. */
   readonly workers: () => readonly (Worker | undefined)[];
-  /** As `Fleet.heard`: something of this worker's answer came. */
-  readonly heard: (number: number) => void;
+  /** Is told what becomes of requests at pods; as `Fleet`. */
+  readonly outcomes: Outcomes;
   /** Reads bodies of requests, in threads. */
   readonly reader: BodyReader;
   /** Prefill and decode apart; undefined: the gateway's pods all do both. */
@@ -74,13 +74,13 @@ const keepalive = { 'grpc.keepalive_time_ms': 20_000, 'grpc.keepalive_timeout_ms
 
 /** @throws KvError CONFIG (TLS files), LOCKED (port taken), IO */
 export async function startEndpointPicker(options: EndpointPickerOptions): Promise<EndpointPicker> {
-  const { config, dispatch, workers, heard, reader, pods, inTime, ttftMs, isReady, logger } = options;
+  const { config, dispatch, workers, outcomes, reader, pods, inTime, ttftMs, isReady, logger } = options;
   const metrics = new PickerMetrics();
   const parts: ConversationParts = {
     picker: new Picker({
       dispatch,
       workers,
-      heard,
+      outcomes,
       reader,
       pods,
       inTime,
@@ -139,7 +139,10 @@ export async function startEndpointPicker(options: EndpointPickerOptions): Promi
     running.push(server);
     if (config.health !== null) {
       const address = addressOf(config.health);
-      running.push(await startGrpcServer(address, (grpc) => grpc.addService(HealthService, health.handlers)));
+      const addHealth = (grpc: Server): unknown => grpc.addService(HealthService, health.handlers);
+      // Probes speak plain text; that the network is trusted beyond loopback the configuration has made sure of.
+      const credentials = ServerCredentials.createInsecure();
+      running.push(await startGrpcServer(address, addHealth, { credentials }));
     }
     return { address: server.address, healthAddress: running[1]?.address, metrics: () => metrics.text(), close };
   } catch (error) {

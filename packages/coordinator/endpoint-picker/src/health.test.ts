@@ -1,6 +1,6 @@
 /** gRPC health over real connections: on a port of its own and where gateways ask; how it follows readiness and the end. */
 import { credentials, type ServiceError, status } from '@grpc/grpc-js';
-import { endpointPickerSchema } from '@kvtier/config';
+import { type EndpointPickerInput, endpointPickerSchema } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import { createLogger } from '@kvtier/telemetry';
 import { type HealthCheckResponse, HealthClient, ServingStatus } from '@kvtier/wire/ext-proc';
@@ -8,16 +8,18 @@ import { afterEach, beforeEach, expect, it } from 'vitest';
 import { type EndpointPicker, startEndpointPicker } from './index.ts';
 import { ScriptedDispatch } from './testing/index.ts';
 
+type HealthInput = NonNullable<EndpointPickerInput['health']>;
+
 let picker: EndpointPicker;
 let client: HealthClient;
 let isReady = false;
-const start = (port: number, healthPort: number) =>
+const start = (port: number, healthPort: number, beyond: Pick<HealthInput, 'host' | 'trustedNetwork'> = {}) =>
   startEndpointPicker({
-    config: endpointPickerSchema.parse({ port, health: { port: healthPort } }),
+    config: endpointPickerSchema.parse({ port, health: { port: healthPort, ...beyond } }),
     dispatch: new ScriptedDispatch([]),
     reader: { read: () => Promise.reject(new KvError('REQUEST', 'no')) },
     workers: () => [],
-    heard: () => {},
+    outcomes: { went: () => {}, heard: () => {}, succeeded: () => {}, failed: () => {}, doubted: () => {} },
     inTime: { admit: () => {}, came: () => {} },
     isReady: () => isReady,
     logger: createLogger('test', 'silent'),
@@ -75,6 +77,19 @@ it('who watches is told of each change, and of the end', async () => {
   void picker.close();
   expect(await ended).toBe(status.OK);
   expect(told).toEqual([ServingStatus.NOT_SERVING, ServingStatus.SERVING, ServingStatus.NOT_SERVING]);
+});
+
+it('on a network that is said to be trusted it listens for probes from everywhere, in plain text', async () => {
+  const open = await start(0, 0, { host: '0.0.0.0', trustedNetwork: true });
+  try {
+    const [host, port] = open.healthAddress!.split(':');
+    expect(host).toBe('0.0.0.0');
+    const probe = new HealthClient(`127.0.0.1:${port}`, credentials.createInsecure());
+    expect(await ask('liveness', probe)).toBe(ServingStatus.SERVING);
+    probe.close();
+  } finally {
+    await open.close(0);
+  }
 });
 
 it('a port that is taken is one line, and leaves nothing open', async () => {

@@ -31,7 +31,7 @@ beforeAll(async () => {
     dispatch,
     reader: { read: () => Promise.reject(new Error('not read')) },
     workers: () => pods,
-    heard: () => {},
+    outcomes: { went: () => {}, heard: () => {}, succeeded: () => {}, failed: () => {}, doubted: () => {} },
     inTime: { admit: () => {}, came: () => {} },
     isReady: () => true,
     logger: { error: (told: unknown) => defects.push(told), debug: () => {} } as never,

@@ -9,7 +9,7 @@
  */
 import { type Choice, type Dispatch, type DispatchRequest, Saturated, targetsIn } from '@kvtier/dispatch';
 import type { Keys } from '@kvtier/kv-index';
-import { endpointOf, NotPrefilled, type PodHandOff, type Routed } from '@kvtier/pod-handoff';
+import { endpointOf, type PodHandOff, type Routed } from '@kvtier/pod-handoff';
 import type { Worker } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 import type { Asked } from './asked.ts';
@@ -17,9 +17,10 @@ import { type Candidate, candidatesOf, fallbacksOf, whyNone } from './endpoints.
 import { joined } from './held-body.ts';
 import type { PickerMetrics } from './metrics.ts';
 import { modelIn } from './named-model.ts';
+import { PrefillChoice } from './prefill-choice.ts';
 import { noWorker } from './refusal.ts';
 import { Share } from './share.ts';
-import { guess, isModelWanted, type NotRead, targetOf } from './unread.ts';
+import { guess, isModelWanted, type NotRead, type Target, targetOf, thoseKnowing } from './unread.ts';
 
 /** What routing has to know of a request's body. */
 export interface BodyFacts {
@@ -55,6 +56,26 @@ interface Wanted {
   readonly ttftMs: number | undefined;
 }
 
+/** A choice, and those that could have been chosen. */
+interface Found {
+  readonly choice: Choice;
+  readonly candidates: readonly Candidate[];
+}
+
+/** Who is told what becomes of requests at pods, by number: the registry's fleet is this. */
+export interface Outcomes {
+  /** A request goes there. */
+  went(number: number): void;
+  /** Something of an answer has just come. */
+  heard(number: number): void;
+  /** An answer is good. */
+  succeeded(number: number): void;
+  /** A request failed there. `why`: a few words. */
+  failed(number: number, why: string): void;
+  /** A request failed, there or on its way. */
+  doubted(number: number): void;
+}
+
 /** Which requests would be answered too late; the coordinator has one for both ways in. */
 export interface Deadlines {
   /** @throws Saturated: its first token would come too late */
@@ -66,8 +87,7 @@ export interface PickerParts {
   readonly dispatch: Dispatch;
   /** As `Fleet.workers`. */
   readonly workers: () => readonly (Worker | undefined)[];
-  /** As `Fleet.heard`. */
-  readonly heard: (number: number) => void;
+  readonly outcomes: Outcomes;
   readonly reader: BodyReader;
   /** undefined: all pods do both. */
   readonly pods?: PodHandOff | undefined;
@@ -90,25 +110,26 @@ export interface Picked {
   readonly prefiller: string | undefined;
   /** Its first token came, in a stream. */
   readonly came: () => void;
-  /** Something of its answer came. */
+  /** As `Outcomes`, of the chosen pod. */
   readonly heard: () => void;
+  readonly succeeded: () => void;
+  readonly failed: (why: string) => void;
+  readonly doubted: () => void;
 }
 
 /** The pieces of a body, or why there are none. */
 export type BodyOrWhy = readonly Buffer[] | NotRead;
 
-/** A prefill pod is taken if one has room soon; else the pod computes the prompt itself. */
-const prefillWaitMs = 200;
-/** By the name that the coordinator's own API has for what the client's body leaves no choice about. */
-const byOnePod = { split: false, reason: 'client', prefillers: new Set<string>() } as const;
-/** Endpoints at which a request may be too late, before it is told so. */
+/** Endpoints at which a request may be too late before it is told so, and workers that it may not have. */
 const maxTries = 5;
 
 export class Picker {
   readonly #parts: PickerParts;
+  readonly #prefill: PrefillChoice;
 
   constructor(parts: PickerParts) {
     this.#parts = parts;
+    this.#prefill = new PrefillChoice(parts);
   }
 
   /**
@@ -116,20 +137,23 @@ export class Picker {
    * @throws Refusal, what Dispatch throws, or the reason of `signal`
    */
   async pick(asked: Asked, body: BodyOrWhy, bytes: number, signal: AbortSignal): Promise<Picked> {
-    const { dispatch, workers, ttftMs } = this.#parts;
+    const { workers, ttftMs } = this.#parts;
     const targets = targetsIn(asked.targets, ttftMs);
     const read = await this.#read(asked, body, signal);
     if (signal.aborted) throw signal.reason;
     const facts = 'why' in read ? undefined : read;
-    const all = workers();
-    const allowed = candidatesOf(all, asked.subset);
-    const knowing = facts?.among;
-    const reachable = knowing ? allowed.filter(({ worker }) => knowing.has(worker.record.name)) : allowed;
-    if (reachable.length === 0) throw noWorker(whyNone(all, asked.subset));
-    const { model, candidates } =
+    const mayGo = (): Candidate[] => {
+      const allowed = candidatesOf(workers(), asked.subset);
+      const knowing = facts?.among;
+      return knowing ? allowed.filter(({ worker }) => knowing.has(worker.record.name)) : allowed;
+    };
+    const reachable = mayGo();
+    if (reachable.length === 0) throw noWorker(whyNone(workers(), asked.subset));
+    const target: Target =
       facts?.model === undefined
         ? targetOf(asked, 'why' in read ? read : {}, reachable)
         : { model: facts.model, candidates: reachable };
+    const { model, candidates } = target;
     const { unsplit, isLoan, ...prompt } = facts ?? {
       ...guess(asked, candidates, bytes),
       ...{ unsplit: undefined, isLoan: undefined },
@@ -140,27 +164,47 @@ export class Picker {
       model,
       session: asked.session || (facts?.session ?? ''),
       among:
-        candidates.length === all.filter((worker) => worker !== undefined).length
+        candidates.length === workers().filter((worker) => worker !== undefined).length
           ? undefined
-          : new Set(candidates.map(({ worker }) => worker.record.name)),
+          : namesOf(candidates),
       except: new Set(),
       firstTokenByMs: targets.ttftMs === undefined ? undefined : asked.arrivedMs + targets.ttftMs,
     };
     const { arrivedMs } = asked;
     const wanted = { model: request.model, arrivedMs, ttftMs: targets.ttftMs };
     let late: Saturated | undefined;
+    const those = { candidates, ofNow: () => thoseKnowing(target, mayGo()) };
     for (let except = new Set<string>(); ; ) {
-      const choice = await chosen(dispatch, { ...request, except }, signal).catch((error: unknown) => {
+      const found = await this.#choose({ ...request, except }, those, signal).catch((error: unknown) => {
         throw late ?? error;
       });
+      const { choice } = found;
       try {
-        return await this.#picked(request, { unsplit, isLoan }, wanted, choice, candidates, signal);
+        return await this.#picked(request, { unsplit, isLoan }, wanted, found, signal);
       } catch (error) {
         choice.ended();
         if (!(error instanceof Saturated) || except.size + 1 >= maxTries) throw error;
         late ??= error;
         except = new Set([...except, choice.worker.record.name]);
       }
+    }
+  }
+
+  /** One of those that it may go to: of `candidates`, or, as others may have come while it waited, of those that there are by then. */
+  async #choose(
+    request: DispatchRequest,
+    { candidates, ofNow }: { readonly candidates: readonly Candidate[]; readonly ofNow: () => readonly Candidate[] },
+    signal: AbortSignal,
+  ): Promise<Found> {
+    let asked = request;
+    for (let left = maxTries; ; left--) {
+      const choice = await chosen(this.#parts.dispatch, asked, signal);
+      const those = isAmong(candidates, choice) ? candidates : ofNow();
+      if (isAmong(those, choice)) return { choice, candidates: those };
+      choice.ended();
+      const { name } = choice.worker.record;
+      if (left === 1) throw new Error(`dispatch chose ${name}, which this request may not go to`);
+      asked = { ...asked, among: namesOf(those), except: new Set([...asked.except, name]) };
     }
   }
 
@@ -178,71 +222,34 @@ export class Picker {
     request: Routed,
     { unsplit, isLoan }: { readonly unsplit: string | undefined; readonly isLoan: true | undefined },
     wanted: Wanted,
-    choice: Choice,
-    candidates: readonly Candidate[],
+    { choice, candidates }: Found,
     signal: AbortSignal,
   ): Promise<Picked> {
-    const { inTime, heard, fallbacks } = this.#parts;
-    const { name } = choice.worker.record;
-    const endpoint = endpointOf(choice.worker.record);
-    if (endpoint === undefined || !candidates.some(({ worker }) => worker.number === choice.worker.number)) {
-      throw new Error(`dispatch chose ${name}, which this request may not go to`);
-    }
+    const { inTime, outcomes, fallbacks } = this.#parts;
+    const { number, record } = choice.worker;
+    const { name } = record;
+    const endpoint = endpointOf(record)!;
     let predictedS = choice.firstTokenS;
     const admit = (splitS: number | undefined): void => {
       predictedS = splitS ?? predictedS;
       inTime.admit(wanted, name, predictedS);
     };
-    const prefill = await this.#prefill(request, unsplit, choice, admit, signal);
+    const prefill = await this.#prefill.choose(request, unsplit, choice, admit, signal);
     const pickedAtMs = performance.now();
+    outcomes.went(number);
     const others = isLoan ? [] : fallbacksOf(choice.worker, candidates, fallbacks, prefill?.worker);
     return {
       came: () =>
         inTime.came(predictedS, (performance.now() - pickedAtMs) / 1_000, { model: wanted.model, worker: name }),
-      heard: () => heard(choice.worker.number),
+      heard: () => outcomes.heard(number),
+      succeeded: () => outcomes.succeeded(number),
+      failed: (why) => outcomes.failed(number, why),
+      doubted: () => outcomes.doubted(number),
       endpoint,
       endpoints: [endpoint, ...others].join(','),
       share: new Share(choice, prefill),
       prefiller: prefill && endpointOf(prefill.worker.record)!,
     };
-  }
-
-  /** `admit` is asked before anything is counted. The pod that computes the prompt, counted from now on; undefined: the chosen one does. */
-  async #prefill(
-    routed: Routed,
-    unsplit: string | undefined,
-    choice: Choice,
-    admit: (splitS: number | undefined) => void,
-    signal: AbortSignal,
-  ): Promise<Choice | undefined> {
-    const { pods, logger } = this.#parts;
-    const isConcerned = pods?.concerns(routed.model) ?? false;
-    const planned = isConcerned && unsplit === undefined ? pods!.plan(routed, choice) : undefined;
-    admit(planned?.thereS);
-    if (pods === undefined || !isConcerned) return undefined;
-    const { split, reason, why, prefillers } = planned ?? { ...byOnePod, why: unsplit };
-    pods.metrics.decided(split, reason);
-    logger.debug({ request: routed.id, split, why }, 'prefill and decode apart');
-    if (!split) {
-      if (reason === 'nobody') pods.metrics.fellBack(reason);
-      return undefined;
-    }
-    const soon = new AbortController();
-    const leave = (): void => soon.abort(signal.reason);
-    signal.addEventListener('abort', leave, { once: true });
-    const timer = setTimeout(() => soon.abort(new NotPrefilled('busy', 'no pod has room')), prefillWaitMs);
-    try {
-      const prefill = await pods.choosePrefill(routed, prefillers, new Set(), soon.signal);
-      choice.firstToken(); // the prompt is not its to compute
-      return prefill;
-    } catch (error) {
-      if (!(error instanceof NotPrefilled)) throw error;
-      pods.metrics.fellBack(error.reason);
-      return undefined;
-    } finally {
-      clearTimeout(timer);
-      signal.removeEventListener('abort', leave);
-    }
   }
 
   async #read(asked: Asked, body: BodyOrWhy, signal: AbortSignal): Promise<BodyFacts | NotRead> {
@@ -263,6 +270,12 @@ export class Picker {
     return not;
   }
 }
+
+const isAmong = (candidates: readonly Candidate[], { worker: { number } }: Choice): boolean =>
+  candidates.some(({ worker }) => worker.number === number);
+
+const namesOf = (candidates: readonly Candidate[]): ReadonlySet<string> =>
+  new Set(candidates.map(({ worker }) => worker.record.name));
 
 /** Whatever Dispatch does: when `signal` aborts, this has ended, and a choice that comes later is given back. */
 function chosen(dispatch: Dispatch, request: DispatchRequest, signal: AbortSignal): Promise<Choice> {

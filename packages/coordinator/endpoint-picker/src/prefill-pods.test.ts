@@ -1,4 +1,5 @@
 /** Pods that only prefill, behind a gateway: the sidecar of the chosen pod is told which one, and both are counted as long as they work. */
+import type { PodHandOffConfig } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import { PodHandOff } from '@kvtier/pod-handoff';
 import type { Worker } from '@kvtier/registry';
@@ -27,14 +28,15 @@ beforeEach(async () => {
     if (found === undefined) throw new KvError('DISCONNECTED', 'nobody', { retry: true });
     return found;
   };
-  const config = { minUncachedTokens: 2 };
-  rig.handOff = new PodHandOff({
-    dispatch,
-    pods: { workers: () => rig.workers, forward: () => Promise.reject() },
-    config,
-  });
+  rig.handOff = handOff();
   await rig.start();
 });
+const handOff = (config: Partial<PodHandOffConfig> = {}): PodHandOff =>
+  new PodHandOff({
+    dispatch: rig.dispatch,
+    pods: { workers: () => rig.workers, forward: () => Promise.reject() },
+    config: { minUncachedTokens: 2, ...config },
+  });
 afterEach(async () => {
   await rig.close();
   expect(rig.dispatch.running).toBe(0);
@@ -93,6 +95,50 @@ it('one that has no room soon is not waited for', async () => {
   stream.end();
 });
 
+it.each([
+  ['takes requests', 'no prefill pod takes requests', 'silent' as const],
+  ['has room in time', 'prefill: no pod has room; try again', 'ready' as const],
+])('with fallback off nobody else computes the prompt: 503 where no prefill pod %s', async (_, why, state) => {
+  await rig.close();
+  const { script } = rig.dispatch;
+  rig.dispatch.script = (request, signal) =>
+    request.role === 'prefill'
+      ? new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason)))
+      : script(request, signal);
+  rig.handOff = handOff({ fallback: false, prefillMs: 250 });
+  rig.workers = rig.workers.map((worker) => worker && { ...worker, state: worker.number === 1 ? state : 'ready' });
+  await rig.start();
+  const began = performance.now();
+  const stream = await picked();
+  const { response } = stream.responses[1]!;
+  expect(toldBy(stream.responses[1]!)).toMatchObject({
+    status: 503,
+    headers: { 'x-llm-d-request-dropped-reason': 'no_worker', 'retry-after': '1' },
+  });
+  const { error } = JSON.parse(response?.$case === 'immediateResponse' ? response.value.body.toString() : '{}');
+  expect(error.message).toMatch(/^Prefill and decode apart: 3 of 3 tokens uncached, /);
+  expect(error.message).toContain(`${why}; podHandOff.fallback is off, try again.`);
+  // Who may wait for nobody else waits as long as a prefill leg may take.
+  if (state === 'ready') expect(performance.now() - began).toBeGreaterThan(240);
+  // It has no prompt to compute while another one is waited for.
+  const leg = state === 'ready' ? ['first pod-0', 'choose r-prefill'] : [];
+  expect(rig.dispatch.told).toEqual(['choose r', ...leg, 'ended pod-0']);
+  expect(await rig.handOff.metrics.text()).not.toContain('kvtier_pod_handoff_fallbacks_total{');
+  await stream.closed();
+});
+
+it('a pod that only prefills has no sidecar to tell: where no decode pod takes requests it computes the prompt itself', async () => {
+  rig.workers = [pod(0, 'http://10.0.0.1:8000'), pod(1, 'http://10.0.0.2:8000')].map((one) => withRole(one, 'prefill'));
+  rig.dispatch.script = ({ role, among }) =>
+    rig.workers.find((worker) => role === undefined || among?.has(worker!.record.name))!;
+  const stream = await picked({ [name]: '10.0.0.9:1' });
+  expect(toldBy(stream.responses[1]!)).toMatchObject({ endpoint: '10.0.0.1:8000', removed: [name, ...others] });
+  expect(rig.dispatch.told).toEqual(['choose r']);
+  const decided = 'kvtier_pod_handoff_decisions_total{decision="none",reason="no_decode"} 1';
+  expect(await rig.handOff!.metrics.text()).toContain(decided);
+  stream.end();
+});
+
 it('nor for a body that one pod has to serve', async () => {
   rig.reader.script = () => ({ ...rig.reader.facts, unsplit: 'several prompts' });
   const stream = await picked({ [name]: '10.0.0.9:1' });
@@ -107,8 +153,12 @@ it('nor for a body that one pod has to serve', async () => {
 it('where no pod only prefills, a client sends the sidecar nowhere either', async () => {
   rig.workers = rig.workers.map((worker) => worker && withRole(worker, 'both'));
   const stream = await picked({ [name]: '10.0.0.9:1' });
-  // A gateway that buffers has let the headers through by then: they go first.
-  for (const response of stream.responses) expect(toldBy(response).removed).toEqual([name, ...others]);
+  // A gateway that buffers has let the headers through by then: they go first, with the endpoint that a client names.
+  const removed = stream.responses.map((response) => toldBy(response).removed);
+  expect(removed).toEqual([
+    ['x-gateway-destination-endpoint', name, ...others],
+    [name, ...others],
+  ]);
   expect(rig.dispatch.told).toEqual(['choose r']);
   stream.end();
 });

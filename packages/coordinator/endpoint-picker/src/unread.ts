@@ -1,5 +1,6 @@
 /** What a request is taken for whose prompt nobody has read: so much work, for such a model, at those who know its name. */
 import type { Keys } from '@kvtier/kv-index';
+import type { Worker } from '@kvtier/registry';
 import type { Asked } from './asked.ts';
 import type { Candidate } from './endpoints.ts';
 import type { Unread } from './metrics.ts';
@@ -27,6 +28,8 @@ export function guess(asked: Asked, candidates: readonly Candidate[], bytes: num
 export interface Target {
   readonly model: string;
   readonly candidates: readonly Candidate[];
+  /** Another name of the model, which these alone know; undefined: it is asked for by its own. */
+  readonly alias?: string;
 }
 
 /** By the first name told that some candidate knows: the body's own, then the header's. @throws Refusal: it may be for any of several */
@@ -55,11 +58,23 @@ export const isModelWanted = (asked: Asked, candidates: readonly Candidate[]): b
 function knowing(name: string | undefined, candidates: readonly Candidate[]): Target | undefined {
   if (name === undefined) return undefined;
   if (modelsOf(candidates).has(name)) return { model: name, candidates };
-  const who = candidates.filter(({ worker }) => worker.facts?.otherNames?.some((other) => other.name === name));
+  const who = candidates.filter(({ worker }) => lists(worker, name));
   if (who.length === 0) return undefined;
   const model = someModel(who);
-  return { model, candidates: who.filter(({ worker }) => worker.facts?.model === model) };
+  return { model, candidates: thoseKnowing({ model, alias: name }, who), alias: name };
 }
+
+/** Of these, whoever knows the name that it has for its model. */
+export const thoseKnowing = (
+  { model, alias }: Pick<Target, 'model' | 'alias'>,
+  candidates: readonly Candidate[],
+): readonly Candidate[] =>
+  alias === undefined
+    ? candidates
+    : candidates.filter(({ worker }) => worker.facts?.model === model && lists(worker, alias));
+
+const lists = ({ facts }: Worker, name: string): boolean =>
+  facts?.otherNames?.some((other) => other.name === name) ?? false;
 
 const modelsOf = (candidates: readonly Candidate[]): ReadonlySet<string> =>
   new Set(candidates.flatMap(({ worker }) => worker.facts?.model ?? []));

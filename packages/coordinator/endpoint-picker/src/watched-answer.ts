@@ -18,6 +18,8 @@ export class WatchedAnswer {
   /** Of the one that was chosen. */
   #isTheirs = false;
   #usageIsRead = false;
+  /** What it says of the pod has been told. */
+  #isJudged = false;
   /** An answer that comes as events, none of which has come: its body begins with its first token. */
   #isStreamed = false;
 
@@ -39,12 +41,14 @@ export class WatchedAnswer {
       this.#metrics.elsewhere.inc();
       this.#picked.share.ended(); // the one that was chosen does not have it
     }
-    this.#isGood = /^2\d\d$/.test(told.get(':status') ?? '200');
+    const status = told.get(':status') ?? '200';
+    this.#isGood = /^2\d\d$/.test(status);
     const isPlain = (told.get('content-encoding') ?? 'identity') === 'identity';
     this.#usageIsRead = this.#isGood && isPlain;
     this.#isStreamed = this.#isGood && /^text\/event-stream\b/i.test(told.get('content-type') ?? '');
     this.#isTheirs = this.#isGood && !isElsewhere; // what is not good may be the gateway's own word
     if (this.#isTheirs) this.#picked?.heard();
+    if (!isElsewhere && this.#picked) this.#judge(this.#picked, status, served !== undefined);
     if (isAll) this.#firstToken(false);
   }
 
@@ -65,6 +69,16 @@ export class WatchedAnswer {
   /** Whatever became of it. */
   left(): void {
     this.#picked?.share.ended();
+  }
+
+  /** `isKnown`: it was sent to the pod. Else a failure may be the gateway's own word. A refusal says nothing. */
+  #judge(picked: Picked, status: string, isKnown: boolean): void {
+    if (this.#isJudged) return;
+    this.#isJudged = true;
+    if (this.#isGood) picked.succeeded();
+    else if (!/^5\d\d$/.test(status)) return;
+    else if (isKnown) picked.failed(`a gateway was answered ${status}`);
+    else picked.doubted();
   }
 
   #firstToken(isTimed: boolean): void {

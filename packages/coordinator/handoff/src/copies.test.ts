@@ -110,6 +110,22 @@ it('a worker that joins is given what is asked for often', () => {
   expect(rig.asked.map(({ number }) => number)).toEqual([2]);
 });
 
+it.each([1, 0])('a copy ends though %i of the workers that it could go to are left', async (left) => {
+  const rig = new Rig();
+  rig.came(50);
+  const nowMs = performance.now();
+  rig.copies.look(nowMs);
+  expect(rig.asked.map(({ number }) => number)).toEqual([1]);
+  expect(await rig.ends()).toEqual(['kvtier_copies_bytes_total 0']);
+  for (const worker of rig.workers.all.slice(0, 2 - left)) worker!.state = 'draining';
+  rig.copies.look(nowMs + 2_000);
+  if (left === 1) expect(await rig.copies.metrics.text()).toContain('kvtier_copies_under_way 1\n');
+  rig.copies.look(nowMs + 2_100);
+  const ended = left === 0 ? 'left' : 'late';
+  expect(await rig.ends()).toContain(`kvtier_copies_total{why="hot",outcome="${ended}"} 1`);
+  expect(await rig.copies.metrics.text()).toContain('kvtier_copies_under_way 0\n');
+});
+
 it('nothing is copied to workers without a node, to pods, of prompts with an adapter, or where it is turned off', () => {
   const rig = new Rig();
   rig.workers.all[1]!.record = recordOf('b', { node: null });

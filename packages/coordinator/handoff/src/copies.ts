@@ -11,7 +11,15 @@ import type { Held, Holdings, Workers } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import { maxMedia } from '@kvtier/kv-index';
 import type { Worker } from '@kvtier/registry';
-import { Budget, type BudgetOptions, type Copy, CopyPlanner, type StatesFor, type WorkerState } from '@kvtier/routing';
+import {
+  Budget,
+  type BudgetOptions,
+  type Copy,
+  type CopyEnd,
+  CopyPlanner,
+  type StatesFor,
+  type WorkerState,
+} from '@kvtier/routing';
 import type { Logger } from '@kvtier/telemetry';
 import type { GenerateRequest, PrefetchRequest } from '@kvtier/wire/grpc';
 import type { Asked } from './asked.ts';
@@ -78,11 +86,14 @@ export class Copies {
     this.#follow(nowMs);
     for (const [model, planner] of this.#planners) {
       const workers = this.#workersOf(model);
-      if (workers.length < 2) continue;
-      const blockBytes = Math.max(...workers.map(({ facts }) => facts!.blockBytes));
       const statesFor = this.#statesOf(model, workers);
-      for (const copy of planner.look(nowMs, blockBytes, statesFor, (each, how) => this.metrics.ended(each.why, how)))
-        void this.#ask(planner, copy);
+      const ended = ({ why }: Copy<Kept>, how: CopyEnd): void => this.metrics.ended(why, how);
+      // One that is alone gets none, but what is under way to it has its end all the same.
+      if (workers.length < 2) planner.settle(nowMs, statesFor, ended);
+      else {
+        const blockBytes = Math.max(...workers.map(({ facts }) => facts!.blockBytes));
+        for (const copy of planner.look(nowMs, blockBytes, statesFor, ended)) void this.#ask(planner, copy);
+      }
     }
   }
 

@@ -160,7 +160,8 @@ export class PodHandOff {
     except: Set<string>,
     signal: AbortSignal,
   ): Promise<Prefilled> {
-    const choice = await this.choosePrefill(routed, among, except, signal);
+    // It has answered as soon as the prompt is computed.
+    const choice = await this.choosePrefill({ ...routed, isStreamed: true }, among, except, signal);
     const { name, revision } = choice.worker.record;
     except.add(name);
     try {
@@ -182,7 +183,10 @@ export class PodHandOff {
     }
   }
 
-  /** The pod is counted until `ended`. `routed.among` has been heeded in `among`. @throws NotPrefilled, or the reason of `signal` */
+  /**
+   * The pod is counted until `ended`. `routed.among` has been heeded in `among`; `routed.isStreamed`: somebody will tell when the prompt is
+   * computed. @throws NotPrefilled, or the reason of `signal`
+   */
   async choosePrefill(
     routed: Routed,
     among: ReadonlySet<string>,
@@ -191,8 +195,7 @@ export class PodHandOff {
   ): Promise<Choice> {
     try {
       const id = `${routed.id}-prefill`;
-      // It has answered as soon as the prompt is computed.
-      const leg = { ...routed, id, maxTokens: 1, isStreamed: true, among, except, role: 'prefill' as const };
+      const leg = { ...routed, id, maxTokens: 1, among, except, role: 'prefill' as const };
       return await this.#dispatch.choose(leg, signal);
     } catch (error) {
       if (signal.aborted) throw signal.reason;

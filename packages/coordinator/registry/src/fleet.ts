@@ -127,9 +127,29 @@ export class Fleet {
     return this.#byNumber[number]?.link?.send(share) ?? nothing;
   }
 
-  /** Something of an answer of this worker has just come, by another way than through `forward`: it lives. */
+  /** A request goes to this worker by another way than through `forward`. What becomes of it is told here, too. */
+  went(number: number): void {
+    this.#byNumber[number]?.link?.went?.();
+  }
+
+  /** Something of its answer has just come: the worker lives. */
   heard(number: number): void {
     this.#byNumber[number]?.link?.heard?.();
+  }
+
+  /** It is answered well. */
+  succeeded(number: number): void {
+    this.#byNumber[number]?.link?.succeeded?.();
+  }
+
+  /** It failed there. `why`: a few words. */
+  failed(number: number, why: string): void {
+    this.#byNumber[number]?.link?.failed?.(why);
+  }
+
+  /** It failed there or on its way: the worker is asked whether it is well. */
+  doubted(number: number): void {
+    this.#byNumber[number]?.link?.doubted?.();
   }
 
   /** What this worker, of role `both`, is for from now on; what it has goes on as it is. One that has left leans nowhere. */

@@ -45,8 +45,13 @@ export interface Link {
   /** Now, with what was sent since the worker told it. */
   load(): WorkerLoad;
   send(share: Share): Sent;
-  /** Something of an answer of it has just come by another way than this line. */
+  /** Of requests that go there by another way than this line: one goes; something of an answer has just come; it is good. */
+  went?(): void;
   heard?(): void;
+  succeeded?(): void;
+  /** One failed there, and how; or there or on its way. */
+  failed?(why: string): void;
+  doubted?(): void;
 }
 
 /** For workers beyond loopback. */

@@ -7,7 +7,7 @@
  * (pod-requests.ts: how long).
  *
  * A request that fails there makes it doubted: before its metrics count again it is asked whether it is well, and is silent when it is not. When
- * requests fail though it says that it is well, it rests (request-failures.ts).
+ * requests fail though it says that it is well, it rests (request-failures.ts). Of requests that gateways send there they tell.
  */
 import { KvError } from '@kvtier/errors';
 import { type Link, type LinkHost, type LinkTimes, noLoad, Pause } from './link.ts';
@@ -97,8 +97,25 @@ export class OpenaiLink implements Link {
     return this.#pod.send(share, performance.now(), () => this.#options.host.ended());
   }
 
+  went(): void {
+    const restMs = this.#failures.sent(performance.now(), () => this.#options.host.maySpare());
+    if (restMs > 0) this.#rest('others wait for what becomes of the next one');
+  }
+
   heard(): void {
     this.#requests.heard();
+  }
+
+  succeeded(): void {
+    this.#came(undefined);
+  }
+
+  failed(why: string): void {
+    this.#came(why);
+  }
+
+  doubted(): void {
+    this.#isDoubted = true;
   }
 
   /** One request (POST), as it came; `headers` without those of one hop. @throws KvError BUSY, DISCONNECTED, or the reason of `signal` */
@@ -108,8 +125,7 @@ export class OpenaiLink implements Link {
     body: Uint8Array | string,
     signal: AbortSignal,
   ): Promise<Forwarded> {
-    const restMs = this.#failures.sent(performance.now(), () => this.#options.host.maySpare());
-    if (restMs > 0) this.#rest('others wait for what becomes of the next one');
+    this.went();
     return this.#requests.forward(path, headers, body, signal);
   }
 

@@ -71,6 +71,8 @@ export interface Policy {
   sent?(request: RoutedRequest, worker: number, nowMs: number): void;
   /** Memory of what it keeps of its own, where that grows with what was sent. */
   readonly bytes?: number;
+  /** This worker's name, which is the same wherever it is known, as its number is not. Again is of no effect; untold, it has none. */
+  named?(worker: number, name: string): void;
   /** This number stands for another worker from now on, or for none. */
   left?(worker: number): void;
 }

@@ -6,7 +6,7 @@ import type { Worker } from '@kvtier/registry';
 import { createLogger } from '@kvtier/telemetry';
 import { BodySendMode } from '@kvtier/wire/ext-proc';
 import { type EndpointPicker, startEndpointPicker } from '../endpoint-picker.ts';
-import type { BodyFacts, BodyReader, Deadlines } from '../picker.ts';
+import type { BodyFacts, BodyReader, Deadlines, Outcomes } from '../picker.ts';
 import { Gateway } from './gateway.ts';
 import { pod, ScriptedDispatch } from './scripted-dispatch.ts';
 
@@ -57,6 +57,16 @@ export class PickerRig {
   readonly inTime: { -readonly [K in keyof Deadlines]: Deadlines[K] } = { admit: () => {}, came: () => {} };
   /** Numbers of those of whose answers something came. */
   readonly heard: number[] = [];
+  /** What else became of requests at pods, in order: "went 0", "failed 0 WHY". */
+  readonly became: string[] = [];
+  /** Before `start`: who is told so. */
+  outcomes: Outcomes = {
+    heard: (number) => void this.heard.push(number),
+    went: (number) => void this.became.push(`went ${number}`),
+    succeeded: (number) => void this.became.push(`succeeded ${number}`),
+    failed: (number, why) => void this.became.push(`failed ${number} ${why}`),
+    doubted: (number) => void this.became.push(`doubted ${number}`),
+  };
   /** Before `start`: prefill and decode apart. */
   handOff: PodHandOff | undefined;
   /** Before `start`. */
@@ -70,7 +80,7 @@ export class PickerRig {
       dispatch: this.dispatch,
       reader: this.reader,
       workers: () => this.workers,
-      heard: (number) => void this.heard.push(number),
+      outcomes: this.outcomes,
       pods: this.handOff,
       inTime: this.inTime,
       ttftMs: this.ttftMs,

@@ -45,6 +45,7 @@ export interface Copy<T> {
 
 /** How a copy ended. late: it did not come in time. */
 export type CopyEnd = 'came' | 'late' | 'refused' | 'left';
+type Ended<T> = (copy: Copy<T>, how: CopyEnd) => void;
 
 interface Kept<T> {
   readonly value: T;
@@ -140,14 +141,25 @@ export class CopyPlanner<T> {
     this.#open = [];
   }
 
-  /** What has ended since, and what should begin now. `blockBytes`: of one block. */
-  look(
-    nowMs: number,
-    blockBytes: number,
-    statesFor: StatesFor,
-    ended: (copy: Copy<T>, how: CopyEnd) => void,
-  ): Copy<T>[] {
-    this.#settle(nowMs, statesFor, ended);
+  /** What has ended since. */
+  settle(nowMs: number, statesFor: StatesFor, ended: Ended<T>): void {
+    for (const copy of [...this.#open]) {
+      const state: WorkerState | undefined = statesFor(copy.request)[copy.worker];
+      if (state !== undefined && state.match.blocks >= copy.blocks * most) {
+        this.#end(copy);
+        this.#failed.delete(placeOf(copy));
+        ended(copy, 'came');
+      } else if (nowMs > copy.untilMs) {
+        this.#end(copy);
+        this.#failedThere(copy, nowMs, againMs);
+        ended(copy, 'late');
+      }
+    }
+  }
+
+  /** The same, and what should begin now. `blockBytes`: of one block. */
+  look(nowMs: number, blockBytes: number, statesFor: StatesFor, ended: Ended<T>): Copy<T>[] {
+    this.settle(nowMs, statesFor, ended);
     for (const [worker, atMs] of this.#joinedMs) if (nowMs - atMs > newMs) this.#joinedMs.delete(worker);
     const begun: Copy<T>[] = [];
     const { budget } = this.#options;
@@ -233,21 +245,6 @@ export class CopyPlanner<T> {
     for (const open of this.#open) if (open.worker === worker) return false;
     const failed = this.#failed.get(`${worker} ${id}`);
     return failed === undefined || failed.untilMs <= nowMs;
-  }
-
-  #settle(nowMs: number, statesFor: StatesFor, ended: (copy: Copy<T>, how: CopyEnd) => void): void {
-    for (const copy of [...this.#open]) {
-      const state: WorkerState | undefined = statesFor(copy.request)[copy.worker];
-      if (state !== undefined && state.match.blocks >= copy.blocks * most) {
-        this.#end(copy);
-        this.#failed.delete(placeOf(copy));
-        ended(copy, 'came');
-      } else if (nowMs > copy.untilMs) {
-        this.#end(copy);
-        this.#failedThere(copy, nowMs, againMs);
-        ended(copy, 'late');
-      }
-    }
   }
 
   #end(copy: Open<T>): void {

@@ -5,7 +5,8 @@
  *     accept if  total = 0  or  load + 1 ≤ (total + 1) / n × 1.25        256 points of each worker on the ring
  *     nobody within it (fewer requests than workers, uneven points): the first on the ring, where the prompt is at home
  *
- * KubeAI hashes the first 100 characters of the prompt; here it is the first block, or the session where there is one.
+ * KubeAI hashes the first 100 characters of the prompt; here it is the first block, or the session where there is one. Its ring is of the
+ * endpoints' names, and so is this one: whoever routes by the same workers has the same one, whatever numbers they have there.
  */
 import { hashText, mix32 } from '../hashing.ts';
 import { type Policy, type RoutedRequest, requestsOf, type WorkerState } from '../policy.ts';
@@ -16,14 +17,27 @@ const loadFactor = 1.25;
 export class BoundedHash implements Policy {
   readonly name = 'bounded-hash';
   readonly #ring = new HashRing();
+  readonly #names: (string | undefined)[] = [];
+
+  named(worker: number, name: string): void {
+    if (this.#names[worker] === name) return;
+    this.left(worker);
+    this.#names[worker] = name;
+  }
+
+  left(worker: number): void {
+    this.#names[worker] = undefined;
+    this.#ring.drop(worker);
+  }
 
   choose(request: RoutedRequest, workers: readonly (WorkerState | undefined)[]): number {
-    this.#ring.grow(workers.length);
     let total = 0;
     let count = 0;
     let least = Number.POSITIVE_INFINITY;
-    for (const worker of workers) {
+    for (let number = 0; number < workers.length; number++) {
+      const worker = workers[number];
       if (worker === undefined) continue;
+      if (!this.#ring.has(number)) this.#ring.add(number, this.#names[number]);
       const requests = requestsOf(worker);
       total += requests;
       least = Math.min(least, requests);
@@ -31,6 +45,7 @@ export class BoundedHash implements Policy {
     }
     const bound = ((total + 1) / count) * loadFactor;
     const at = request.session !== '' ? hashText(request.session) : mix32(request.keys[0] ?? 0, request.keys[1] ?? 0);
+    this.#ring.settle();
     const start = this.#ring.find(at);
     // Where nobody is within the bound, the whole ring would be gone round for it.
     const takesFirst = total === 0 || least + 1 > bound;
