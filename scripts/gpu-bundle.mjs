@@ -5,7 +5,7 @@
  * Where nvcc is missing the archive holds sources only, to be compiled by its first stage. LIST: as CMake's (default 90a-real).
  */
 import { execFileSync, spawnSync } from 'node:child_process';
-import { copyFileSync, cpSync, existsSync, mkdirSync, mkdtempSync, rmSync, statSync } from 'node:fs';
+import { copyFileSync, cpSync, existsSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { availableParallelism, tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { command, onPath, root, SetupError, script } from './lib/command.mjs';
@@ -13,6 +13,7 @@ import { hasGpu, hasNvcc } from './lib/native.mjs';
 import { packSystem } from './lib/packed-system.mjs';
 import { step } from './lib/progress.mjs';
 import { checkoutBytes, misfit } from './lib/travelling.mjs';
+import { importTypeScript } from './lib/typescript.mjs';
 
 const cuda = 'packages/engine/cuda';
 const sources = [cuda, 'packages/engine/executor/cc', 'packages/base/data-plane/cc'];
@@ -119,6 +120,8 @@ await script(async (args) => {
   for (const name of ['torch_attention.py', 'connector_gpu.py']) {
     copyFileSync(join(root, cuda, 'checks', name), join(folder, name));
   }
+  const { commitOf } = await importTypeScript('bench/record.ts');
+  writeFileSync(join(folder, 'commit'), `${commitOf(root)}\n`); // what is measured there is recorded as of this
   await step('compile libkvtier', packConnector);
   const native = await step('compile the packed system', compileModules);
   await step('pack Node and the system', () => packSystem(join(folder, 'system'), native));

@@ -14,7 +14,7 @@
 #   system    cold, warm from the arena and from a disk, start in parts, exports and imports beside decodes, equality, size of steps
 #   connector libkvtier with torch's tensors, as vLLM's worker half uses it: bits, beside a captured graph, beside one pinned copy
 #   whole     the same through the whole system, as `kvtier up` starts it with the Node of the archive: start in parts, cold, warm,
-#             after a restart, decodes beside exports
+#             after a restart, decodes that are exported beside decodes that are not, by turns
 #   sanitize  named cases of kernel_check under compute-sanitizer, each by itself
 #
 # The order is that of `plan` below, whatever the order of the arguments. Each case has a process and a longest time of its own.
@@ -117,7 +117,7 @@ speed 25 90 transfer_while_decoding
 speed 25 90 model_8b
 speed 20 90 model_8b_unequal
 system 25 120 system_8192
-whole 75 240 through the system: cuda random:8b 10000 8192
+whole 90 240 through the system: cuda random:8b 10000 8192
 system 35 120 system_beside_decode
 connector 25 90 connector
 checks 80 420 checks
@@ -127,11 +127,11 @@ speed 20 90 attention_prefill
 speed 20 90 attention_tail
 speed 40 120 torch_attention
 system 30 120 system_512
-whole 60 240 through the system: cuda random:8b 10000 512
+whole 75 240 through the system: cuda random:8b 10000 512
 speed 20 90 model_8b_tails
 system 40 120 system_disk
 system 20 120 system_start
-whole 40 120 through the system: cuda random:0.5b'
+whole 50 120 through the system: cuda random:0.5b'
   has compute-sanitizer || { echo "sanitize 1 1 compute-sanitizer"; return; }
   for tool in memcheck racecheck; do
     for name in attention_mixed_batches attention_parts attention_tails gemm_tiles transfer_hash transfer_layers sampling norm rope; do
@@ -152,7 +152,7 @@ case_probe() {
   say "machine: $(nproc) CPUs, $(awk '/MemAvailable/ {printf "%d", $2 / 1048576}' /proc/meminfo) GiB of memory free, /dev/shm $(df -BG --output=avail /dev/shm | tail -1 | tr -d ' ') free, $disk $(df -BG --output=avail "$disk" | tail -1 | tr -d ' ') free, locked memory $(ulimit -l), nvcc $(has nvcc && echo yes || echo no), compute-sanitizer $(has compute-sanitizer && echo yes || echo no), torch $(within 10 "$python" -c 'from importlib.metadata import version; print(version("torch"))' 2> /dev/null || echo no)"
   if [ ! -x "$(program kernel_bench)" ]; then say "probe: no programs are here; stage build makes them"; return 0; fi
   rest=$(ldd "$(program kernel_bench)" 2>&1 | grep 'not found') && { say "probe: libraries are missing: $rest"; bad=1; }
-  within "$1" "$(program kernel_bench)" --probe > "$scratch/probe" 2>> "$out/log.txt" || { say "probe: the GPU was not opened: $(tail -1 "$out/log.txt")"; return 1; }
+  within "$1" "$(program kernel_bench)" --probe --rate > "$scratch/probe" 2>> "$out/log.txt" || { say "probe: the GPU was not opened: $(tail -1 "$out/log.txt")"; return 1; }
   cat "$scratch/probe" >> "$out/figures.jsonl"
   say "probe: $(cat "$scratch/probe")"
   grep -q '"cublaslt":"cuBLASLt' "$scratch/probe" || {
@@ -174,18 +174,30 @@ case_build() {
   compiled=$folder
 }
 
-# Side by side: most of their time is the reference's, on the CPU. Each has a context of its own: of 16 at a time an H200 refused some.
+# checks_within SECONDS COMMAND: beside this shell, and never past the session's end.
+checks_within() {
+  local left
+  left=$(seconds_left)
+  timeout -k 5 $(($1 < left ? $1 : left)) bash -c "$2" "$(program runtime_check)" "$(program kernel_check)" "$scratch" "$out/checks.jsonl" < /dev/null >> "$out/log.txt" 2>&1 3<&- 4>&- &
+  checking=$!
+}
+# First runtime_check, by itself: it asks how much of the device is free, and what others take and free would be its failure. Then the others, side
+# by side: most of their time is the reference's, on the CPU. Each has a context of its own: of 16 at a time an H200 refused some.
 # What a check said comes into checks.jsonl as soon as it has ended, in one write.
 case_checks() {
   local left check='timeout --foreground -k 5 120 "$0" $3 > "$2/check-$1" || echo "{\"kernel\":\"$1\",\"case\":\"ended with code $?\",\"ok\":false}" >> "$2/check-$1"
     cat "$2/check-$1" >> "$4" && rm "$2/check-$1"'
-  left=$(seconds_left)
   checking_from=$(date +%s)
   export check
-  timeout -k 5 $(($1 < left ? $1 : left)) bash -c 'bash -c "$check" "$0" runtime_check "$2" "" "$3"
-    "$1" --list | xargs -P "$(($(nproc) < 8 ? $(nproc) : 8))" -I {} bash -c "$check" "$1" {} "$2" {} "$3"' \
-    "$(program runtime_check)" "$(program kernel_check)" "$scratch" "$out/checks.jsonl" < /dev/null >> "$out/log.txt" 2>&1 3<&- 4>&- &
-  checking=$!
+  checks_within "$1" 'bash -c "$check" "$0" runtime_check "$2" "" "$3"'
+  wait "$checking"
+  left=$((checking_from + $1 - $(date +%s)))
+  if [ "$left" -le 0 ] || [ "$(seconds_left)" -le 0 ]; then
+    checking=''
+    told_checks late
+    return
+  fi
+  checks_within "$left" '"$1" --list | xargs -P "$(($(nproc) < 8 ? $(nproc) : 8))" -I {} bash -c "$check" "$1" {} "$2" {} "$3"'
 }
 # Checks that run are awaited before anything is timed.
 settle() {
@@ -309,17 +321,24 @@ run_case() {
     running=''
     return
   fi
-  if [ "$running" = checks ]; then case_checks "$most"; running=''; return; fi
+  if [ "$running" = checks ]; then running=''; case_checks "$most"; return; fi
   started=$(date +%s) before=$(wc -l < "$out/figures.jsonl") logged=$(wc -l < "$out/log.txt")
   "case_$1" "$most" "$running" >> "$out/log.txt" 2>&1
   code=$?
   verdict=ok
-  if [ $code != 0 ]; then
+  if [ $code = 0 ]; then
+    told_ran
+  else
     failed=1 verdict="FAILED ($(tail -n +$((logged + 1)) "$out/log.txt" | tail -1 | cut -c1-160))"
     if [ $(($(date +%s) - started)) -ge $((most < left ? most : left)) ]; then explain "did not end in time, and was killed"; else explain "ended with code $code"; fi
   fi
   say "$running: $verdict, $(($(date +%s) - started)) s"
   running=''
+}
+# That a case of figures has ended well, so that one which gave none of those that are asked of it is told from one that was not run.
+told_ran() {
+  case $stage in speed | system | connector | whole) ;; *) return ;; esac
+  tail -n +$((before + 1)) "$out/figures.jsonl" | grep -q '"leftOut"' || echo "{\"case\":$(quoted "$running"),\"ran\":true}" >> "$out/figures.jsonl"
 }
 explain() {
   case $stage in speed | system | connector | whole) ;; *) return ;; esac
@@ -354,9 +373,20 @@ trap finish EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
+# The first line of figures.jsonl: of which day, build and machine they are, for `npm run gpu:record`.
+told_session() {
+  local commit gpu
+  if ! commit=$(cat "$here/commit" 2> /dev/null); then
+    commit=$(git -C "$sources" rev-parse --short HEAD 2> /dev/null || echo unknown)
+    [ -z "$(git -C "$sources" status --porcelain --untracked-files=no -- ':(top)' ':(top,exclude)bench/results' 2> /dev/null)" ] || commit=$commit+
+  fi
+  gpu=$(sed -n 's/.*"device":"\([^"]*\)".*/\1/p' "$scratch/device" 2> /dev/null)
+  echo "{\"session\":{\"at\":$(quoted "$(date -u +%F)"),\"commit\":$(quoted "$commit"),\"machine\":$(quoted "$(grep -c '^processor' /proc/cpuinfo) x $(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -1 | sed 's/ *$//'), ${gpu:-$(smi 1)}"),\"stages\":$(quoted "$stages")}}" >> "$out/figures.jsonl"
+}
+
 if [ -x "$(program kernel_bench)" ]; then
   "$(program kernel_bench)" --list > /dev/null || { say "FAILED: $(program kernel_bench) does not run on this machine (its CPU lacks x86-64-v3?)"; exit 1; }
-  within 60 "$(program kernel_bench)" --probe > /dev/null 2> "$scratch/no-gpu"
+  within 60 "$(program kernel_bench)" --probe > "$scratch/device" 2> "$scratch/no-gpu"
   if missing=$(grep '^no GPU' "$scratch/no-gpu"); then
     say "dry run: $missing; the programs start here, and nothing was measured: ${stages// /, }"
     dry_whole
@@ -373,6 +403,7 @@ for name in figures checks; do
 done
 begun=1
 ask_smi
+told_session
 say "session: ${stages// /, }${end:+, within $seconds s}; $(smi 1,2)"
 run_all() {
   while read -r stage usual most name <&3; do

@@ -5,7 +5,7 @@
 #
 #   met               all figures that are asked are there, and none is short
 #   SHORT             some are below what is asked
-#   INCOMPLETE        a case that measures them failed, or gave fewer than it has: what is missing may be what is wrong. Exit code 1
+#   INCOMPLETE        a case that measures them failed, or gave fewer than it has or none: what is missing may be what is wrong. Exit code 1
 #   partly measured   what was measured is met; some cases were not run
 #   not measured      none of its cases was run
 #
@@ -72,7 +72,9 @@ match($0, /"name":"[^"]*"/) {
   name = text("case")
   error = text("error")
   left = text("leftOut")
+  well = $0 ~ /"ran":true/
   for (i = 1; i <= parts; i++) {
+    if (well && name == cases[i]) ran[i] = 1
     if (failing[i] != "" ? name !~ failing[i] : name != cases[i]) continue
     if (error != "") {
       failed[i] = 1
@@ -87,9 +89,11 @@ END {
     line = of[i]
     all[line] += measured[i]
     whole[line] += measured[i] > needed[i] ? measured[i] : needed[i]
-    if (measured[i] >= needed[i] || failed[i]) continue
+    unnamed = ran[i] && !measured[i]  # also of a case that may be left out
+    if ((measured[i] >= needed[i] && !unnamed) || failed[i]) continue
     missing[line] = 1
-    if (measured[i]) errors[line] = errors[line] "; " cases[i] ": gave " measured[i] " of its " needed[i] " figures"
+    if (unnamed) errors[line] = errors[line] "; " cases[i] ": gave none of its figures"
+    else if (measured[i]) errors[line] = errors[line] "; " cases[i] ": gave " measured[i] " of its " needed[i] " figures"
     else if (out[i] != "") rest[line] = rest[line] "; " cases[i] ": left out, " out[i]
     else unrun[line] = unrun[line] "; " cases[i] ": not run"
   }

@@ -1,5 +1,6 @@
 // Timing, limits and the main function of kernel_bench: `kernel_bench [--list] [--seconds N] [NAME...]` runs the cases whose name contains
-// one of the arguments, each in a process of its own (`--case NAME`) that may take N seconds (120).
+// one of the arguments, each in a process of its own (`--case NAME`) that may take N seconds (120). `--probe` says what device there is, `--probe
+// --rate` what it reaches in matrix products, too.
 // Exit code 0: all went well; 1: a case failed, its line says why; 2: there is no GPU.
 #include "bench.h"
 
@@ -125,7 +126,7 @@ bool RunApart(const char* name, int seconds) {
 }
 
 // Whether there is a GPU is asked in a process of its own, too: a driver's state is not kept beside those of the cases.
-int Probe() {
+int Probe(bool with_rate) {
   std::string why;
   if (gpu::DeviceCount(&why) == 0) {
     fprintf(stderr, "no GPU: %s\n", why.c_str());
@@ -135,8 +136,14 @@ int Probe() {
   std::string cublaslt = "not found: ";
   if (const auto library = CublasLt::Load("", &cublaslt)) cublaslt = library->name();
   const gpu::DeviceInfo info = gpu::Info();
-  printf("{\"device\":%s,\"capability\":%d,\"multiprocessors\":%d,\"bytes\":%zu,\"freeBytes\":%zu,\"cublaslt\":%s}\n", Quoted(info.name).c_str(),
+  printf("{\"device\":%s,\"capability\":%d,\"multiprocessors\":%d,\"bytes\":%zu,\"freeBytes\":%zu,\"cublaslt\":%s", Quoted(info.name).c_str(),
          info.compute_capability, info.multiprocessors, info.total_bytes, info.free_bytes, Quoted(cublaslt).c_str());
+  if (with_rate) {
+    const GemmRate gemm = MeasuredGemmRate();
+    printf(",\"gemm\":%s,\"gemmTflops\":%s,\"favouriteTflops\":%s", Quoted(gemm.name).c_str(), Number(gemm.fastest / 1e12).c_str(),
+           Number(gemm.favourite / 1e12).c_str());
+  }
+  printf("}\n");
   return fflush(stdout);
 }
 
@@ -187,8 +194,8 @@ void ReportBytes(const std::string& kernel, const std::string& shape, double us,
   Print(kernel + " " + shape, rate, "GB/s", CopyRate(), "device memcpy", rate / CopyRate());
 }
 void ReportFlops(const std::string& kernel, const std::string& shape, double us, double flops) {
-  static const std::pair<double, std::string> gemm = GemmRate();
-  Print(kernel + " " + shape, flops / us / 1e6, "TFLOP/s", gemm.first / 1e12, gemm.second, flops / us * 1e6 / gemm.first);
+  static const GemmRate gemm = MeasuredGemmRate();
+  Print(kernel + " " + shape, flops / us / 1e6, "TFLOP/s", gemm.fastest / 1e12, gemm.name, flops / us * 1e6 / gemm.fastest);
 }
 void ReportUs(const std::string& kernel, const std::string& shape, double us, double limit_us, const std::string& limit_name) {
   Print(kernel + " " + shape, us, "us", limit_us, limit_name, limit_us / us);
@@ -208,7 +215,7 @@ int main(int count, char** arguments) {
   }
   if (wanted.size() == 2 && wanted[0] == "--case") return RunCase(wanted[1]);
   try {
-    if (!wanted.empty() && wanted[0] == "--probe") return Probe();
+    if (!wanted.empty() && wanted[0] == "--probe") return Probe(wanted.size() > 1 && wanted[1] == "--rate");
     int seconds = 120;
     if (wanted.size() > 1 && wanted[0] == "--seconds") {
       seconds = std::stoi(wanted[1]);

@@ -47,14 +47,18 @@ void Finish(gpu::Stream& stream);  // throws after 60 s
 
 // Against the bandwidth of a device-to-device copy (read + write counted), measured in the same run.
 void ReportBytes(const std::string& kernel, const std::string& shape, double us, double bytes);
-// Against the rate of an 8192^3 product in bf16, cuBLASLt's where it is found, measured in the same run.
+// Against the rate of an 8192^3 product in bf16, that of the fastest of cuBLASLt's algorithms where it is found, measured in the same run.
 void ReportFlops(const std::string& kernel, const std::string& shape, double us, double flops);
 // Against a peer that the bench itself has timed, smaller is better.
 void ReportUs(const std::string& kernel, const std::string& shape, double us, double limit_us, const std::string& limit_name);
 // How many of how many.
 void ReportCount(const std::string& what, double count, double of, const std::string& of_name);
-// Matrix products per second, and of what; bench_gemm.cc measures it.
-std::pair<double, std::string> GemmRate();
+// FLOPs per second of matrix products, and of what; bench_gemm.cc measures it.
+struct GemmRate {
+  double fastest, favourite;  // of the algorithms that the library names: what it names first need not be the fastest
+  std::string name;
+};
+GemmRate MeasuredGemmRate();
 
 struct Registration {
   Registration(const char* name, void (*run)());

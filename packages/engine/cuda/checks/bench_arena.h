@@ -2,7 +2,9 @@
 #pragma once
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <span>
 #include <stdexcept>
 
 #include "../transfer/transfers.h"
@@ -35,6 +37,10 @@ inline int Registered(const Transfers::Registration& made) {
 }
 inline void Require(const TransferResult& result) {
   if (result.outcome != TransferResult::Outcome::kDone) throw std::runtime_error(result.error);
+}
+
+inline void RequireGood(std::span<const uint8_t> good) {
+  if (std::ranges::count(good, uint8_t{0}) > 0) throw std::runtime_error("a block arrived wrong");
 }
 
 }  // namespace kvtier::cuda::bench

@@ -56,7 +56,7 @@ class Engine {
     const auto import = transfers.ImportByLayer(id, ids, offsets, sums, kLayers);
     const int32_t token = Compute(prompt, kHeld * kBlockTokens, [&](int64_t layer, gpu::Stream& stream) { import->BeforeLayer(layer, stream); });
     Require(import->Finish());
-    if (std::ranges::count(import->good(), uint8_t{0}) > 0) throw std::runtime_error("a block arrived wrong");
+    RequireGood(import->good());
     return token;
   }
   // Its slots lie in no order from now on, as in a system that has run for a while.

@@ -104,6 +104,10 @@ __device__ __forceinline__ void LetNextStart() {
 #endif
 }
 
+// 16 bytes at once, at a multiple of 16.
+__device__ __forceinline__ uint4 LoadWide(const void* address) { return *static_cast<const uint4*>(address); }
+__device__ __forceinline__ void StoreWide(void* address, uint4 value) { *static_cast<uint4*>(address) = value; }
+
 // Tensors that are used once: do not keep their lines.
 __device__ __forceinline__ uint4 LoadStreaming(const uint4* address) { return __ldcs(address); }
 __device__ __forceinline__ void StoreStreaming(uint4* address, uint4 value) { __stcs(address, value); }

@@ -321,8 +321,16 @@ void SyncWarp(Site at) {
   if (!waits.Skips(at)) WaitForWarp();
 }
 
+void EndMisaligned(const void* address, const char* what) {
+  fprintf(stderr, "emulator: kernel %s: %s lies %u bytes past a multiple of 16\n", machine->name, what,
+          static_cast<unsigned>(reinterpret_cast<uintptr_t>(address) % 16));
+  abort();
+}
+
 // Whoever reads the target before its thread has waited, or while others still read what was there, finds NaNs.
 void CopyAsync(void* shared, const void* global) {
+  RequireAligned(shared, "the target of cp.async");
+  RequireAligned(global, "the source of cp.async");
   memset(shared, 0xff, 16);
   machine->fibers[machine->running].copies.push_back({shared, global});
 }
@@ -408,6 +416,7 @@ namespace {
 // Each lane's row is read when that lane comes: what others have still to write is not there, as it need not be on a GPU, where
 // ldmatrix orders no memory.
 void LoadMatrices(uint32_t (&r)[4], const void* row, bool transposed) {
+  emulated::RequireAligned(row, "a row of ldmatrix");
   uint16_t mine[8];
   memcpy(mine, row, sizeof mine);
   const uint8_t* all = emulated::Exchange(mine, sizeof mine);

@@ -6,7 +6,7 @@
 // warp on in one block, from the last one on in the next; so do the lanes of a warp. cp.async makes its target NaNs when it
 // is issued, and the bytes come when the thread waits for them, not before. Dynamic shared memory starts as NaNs in each block.
 // `kernel_check --mutate` takes the waits away one by one. Threads that wait for each other for ever end the process with a line
-// that says so.
+// that says so; so does what moves 16 bytes at once and is given an address that is no multiple of 16, where a GPU ends the kernel.
 //
 // Of a chain of dependent launches (LaunchDependent), a block of each of the next launches begins before the first one does, and stands at its
 // wait until all before it have ended: what it read too early is old, what it wrote too early is written over. A thread that ends
@@ -73,6 +73,11 @@ void CopyAsync(void* shared, const void* global);  // null: zeros
 void CopyAsyncCommit();
 void CopyAsyncWait(size_t pending, Site at);
 void WaitForPrevious(Site at);
+
+[[noreturn]] void EndMisaligned(const void* address, const char* what);
+inline void RequireAligned(const void* address, const char* what) {
+  if (reinterpret_cast<uintptr_t>(address) % 16 != 0) [[unlikely]] EndMisaligned(address, what);
+}
 
 // For tests of tests: from now on waits are noted as "file:line" where kernels meet them, and the one named here, if any, does
 // nothing. Before the first kernel.
@@ -231,7 +236,15 @@ inline uint32_t PackFloats(float low, float high) {
   return PackPair(FromFloat<T>(low).bits, FromFloat<T>(high).bits);
 }
 inline float Exp2(float x) { return std::exp2(x); }
-inline uint4 LoadStreaming(const uint4* address) { return *address; }
-inline void StoreStreaming(uint4* address, uint4 value) { *address = value; }
+inline uint4 LoadWide(const void* address) {
+  emulated::RequireAligned(address, "a load of 16 bytes");
+  return *static_cast<const uint4*>(address);
+}
+inline void StoreWide(void* address, uint4 value) {
+  emulated::RequireAligned(address, "a store of 16 bytes");
+  *static_cast<uint4*>(address) = value;
+}
+inline uint4 LoadStreaming(const uint4* address) { return LoadWide(address); }
+inline void StoreStreaming(uint4* address, uint4 value) { StoreWide(address, value); }
 
 }  // namespace kvtier::gpu

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kMaxRowThreads) NormKernel(NormArgs a) {
   constexpr bool kHoldsResidual = kKind != NormKind::kPlain && kPacks < kMostPacks;
   Pack<T> x[kPacks];
   uint4 old[kPacks];
-  const auto read_residual = [&](int pack) { return *reinterpret_cast<const uint4*>(residual + column(pack)); };
+  const auto read_residual = [&](int pack) { return gpu::LoadWide(residual + column(pack)); };
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     if (column(p) >= a.columns) continue;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kMaxRowThreads) NormKernel(NormArgs a) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) x[p].v[i] += before.v[i];
       const uint4 rounded = RoundPack<T>(x[p]);
-      *reinterpret_cast<uint4*>(residual + column(p)) = rounded;
+      gpu::StoreWide(residual + column(p), rounded);
       x[p] = Unpack<T>(rounded);  // the norm is of what is stored
     }
 #pragma unroll

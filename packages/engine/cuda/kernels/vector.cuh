@@ -35,7 +35,7 @@ __device__ __forceinline__ Pack<T> Unpack(uint4 bits) {
 
 template <class T>
 __device__ __forceinline__ Pack<T> LoadPack(const T* address) {
-  return Unpack<T>(*reinterpret_cast<const uint4*>(address));
+  return Unpack<T>(gpu::LoadWide(address));
 }
 
 // Rounds to T and stores; returns what a later load will see.
@@ -54,7 +54,7 @@ __device__ __forceinline__ uint4 RoundPack(const Pack<T>& pack) {
 }
 template <class T>
 __device__ __forceinline__ void StorePack(T* address, const Pack<T>& pack) {
-  *reinterpret_cast<uint4*>(address) = RoundPack<T>(pack);
+  gpu::StoreWide(address, RoundPack<T>(pack));
 }
 
 // Sum over the block; every thread gets it. `shared`: 32 floats that nobody else uses until the next barrier. All threads call.

@@ -3,22 +3,29 @@
  * case which fails or hangs costs itself only.
  */
 import { spawnSync } from 'node:child_process';
-import { readFileSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync, symlinkSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { expect, it } from 'vitest';
+import { expect, it, onTestFinished } from 'vitest';
 
-const program = fileURLToPath(new URL('../../../../build/cuda-emulated/kernel_bench', import.meta.url));
+const builds = fileURLToPath(new URL('../../../../build/cuda-emulated', import.meta.url));
+const [program, standIn] = [join(builds, 'kernel_bench'), join(builds, 'libstandin_cublaslt.so')];
 const cuda = fileURLToPath(new URL('../../cuda', import.meta.url));
 const deadlineMs = 600_000; // some ten seconds of CPU; on a busy machine it may wait long for its turn
 
 interface Line {
   readonly name?: string;
   readonly value?: number;
+  readonly unit?: string;
   readonly limit?: number;
   readonly limitName?: string;
   readonly ratio?: number;
   readonly case?: string;
   readonly error?: string;
+  readonly gemm?: string;
+  readonly gemmTflops?: number;
+  readonly favouriteTflops?: number;
 }
 
 function bench(args: readonly string[], env: NodeJS.ProcessEnv = {}): { code: number | null; lines: Line[] } {
@@ -83,6 +90,40 @@ it(
       code: 1,
       lines: [{ case: 'system_disk', error: 'did not end within 0 s, and was killed' }],
     });
+  },
+  deadlineMs,
+);
+
+it(
+  'no figure of an import that brings nothing',
+  () => {
+    const without = (bytes: number, name = 'transfer') =>
+      bench(['--case', name], { KVTIER_EMULATED_LOST: `${bytes}` }).lines.map((line) => line.error ?? line.name);
+    const sizes = '2048 KiB x 4';
+    expect(without(2 << 20)).toEqual([`export ${sizes}`, 'a block arrived wrong']);
+    // Four of 32 layers come together.
+    expect(without((2 << 20) / 8)).toEqual([`export ${sizes}`, `import ${sizes}`, 'a block arrived wrong']);
+    expect(without(2 << 20, 'transfer_while_decoding')).toEqual(['a block arrived wrong']);
+  },
+  deadlineMs,
+);
+
+it(
+  'the limit of products is the fastest of the algorithms that cuBLASLt names, and not its favourite; the probe tells both',
+  () => {
+    const place = mkdtempSync(join(tmpdir(), 'kvtier-gpu-figures-'));
+    onTestFinished(() => rmSync(place, { recursive: true }));
+    symlinkSync(standIn, join(place, 'libcublasLt.so.13'));
+    const env = { LD_LIBRARY_PATH: place, KVTIER_STANDIN_FAVOURITE_MS: '500' };
+    const { code, lines } = bench(['--probe', '--rate'], env);
+    const [probe] = lines;
+    expect(probe?.gemm).toBe('cuBLASLt bf16 128^3, the fastest of 2');
+    expect(probe!.favouriteTflops!).toBeLessThan((2 * 128 ** 3) / 0.5 / 1e12);
+    expect(probe!.gemmTflops!).toBeGreaterThan(2 * probe!.favouriteTflops!);
+    expect(code).toBe(0);
+    const figure = bench(['--case', 'attention_tail'], env).lines.find(({ unit }) => unit === 'TFLOP/s');
+    expect(figure?.limitName).toBe(probe?.gemm);
+    expect(figure!.limit!).toBeGreaterThan(2 * probe!.favouriteTflops!);
   },
   deadlineMs,
 );

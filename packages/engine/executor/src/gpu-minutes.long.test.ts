@@ -15,10 +15,11 @@ import {
   rmSync,
   writeFileSync,
 } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { cpus, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, expect, it } from 'vitest';
+import { sessionOf } from '../../../../bench/session-record.ts';
 
 const cuda = fileURLToPath(new URL('../../cuda', import.meta.url));
 const caseSeconds = 20;
@@ -37,7 +38,7 @@ const lines = (name: string): string[] => readFileSync(at(name), 'utf8').trim().
 
 /** A case tells its name, prints what the test has put into `figures/NAME`, and does what stands in `does/NAME`. */
 const stands: Readonly<Record<string, string>> = {
-  'path/date': 'case $1 in +%s) cat "$T/clock" ;; *) echo 00:00:00 ;; esac',
+  'path/date': 'case $* in +%s) cat "$T/clock" ;; "-u +%F") echo 2026-11-30 ;; *) echo 00:00:00 ;; esac',
   'path/nvidia-smi': 'echo a GPU',
   'run-case': `
 echo "$1" >> "$T/told"
@@ -64,11 +65,43 @@ case $1 in
 esac`,
 };
 
+/** What cases give where a test says nothing else: all that the verdicts ask of them, and none short. */
+const sizes = ['2048 KiB x 256', '64 KiB x 4096', '16 KiB x 8192'];
+const each = (heads: readonly string[], tails: readonly string[]): string[] =>
+  heads.flatMap((head) => tails.map((tail) => head + tail));
+const gives: Readonly<Record<string, readonly string[]>> = {
+  transfer: each(['export ', 'import ', 'import by layer '], sizes),
+  transfer_while_decoding: [
+    ...each(['export', 'import'], [' while decoding 2048 KiB x 256']),
+    ...each(['decode load beside exports ', 'decode load beside imports '], sizes),
+  ],
+  system_beside_decode: each(['exports', 'imports'], [' beside 8B decode 4 blocks']).concat(
+    each(['8B decode, batch 32, beside '], ['exports', 'imports']),
+  ),
+  system_8192: each(['warm from the arena'], ['', ' by layer', ' in no order']).map((name) => `${name} steps of 8192`),
+  system_512: ['warm from the arena steps of 512'],
+  'whole cuda random:8b 10000 8192': ['ttft_arena_10000_8b_steps_8192'],
+  'whole cuda random:8b 10000 512': ['ttft_arena_10000_8b_steps_512'],
+  model_8b: each(['8B prefill '], ['2048', '8192']).concat(
+    each(['8B decode bf16 batch '], ['1, 2048 tokens each', '32, 2048 tokens each']),
+  ),
+  model_8b_unequal: ['8B decode bf16 batch 32, one of 100000'],
+  torch: Array.from({ length: 12 }, (_, shape) => `Attention beside torch's flash, ${shape}`),
+  system_equal: each(['8B: prompts with '], ['a tie', 'the same bits']),
+  system_equal_bits: ['8B with equal bits: prompts with the same bits'],
+  connector: each(['connector: blocks that came back '], ['1', '2', '3']).concat(
+    each(['connector store ', 'connector load '], ['apart', 'together']),
+  ),
+};
+const linesOf = (names: readonly string[]): string =>
+  names.map((name) => `{"name":"${name}","value":1,"unit":"us","limit":1,"limitName":"x","ratio":10}\n`).join('');
+
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'kvtier-gpu-minutes-'));
   for (const name of ['sources', 'figures', 'does', 'path', 'bin', 'system', 'out']) mkdirSync(at(name));
   for (const name of ['gpu-session.sh', 'verdicts.awk']) copyFileSync(join(cuda, name), at(name));
   for (const [name, text] of Object.entries(stands)) writeFileSync(at(name), `#!/bin/bash\n${text}\n`, { mode: 0o755 });
+  for (const [name, figures] of Object.entries(gives)) writeFileSync(at(`figures/${name}`), linesOf(figures));
   writeFileSync(at('clock'), '1000000\n');
   writeFileSync(at('told'), '');
 });
@@ -90,24 +123,51 @@ function session(args: readonly string[], env: NodeJS.ProcessEnv = {}): { code: 
 /** The cases that ran, without the checks, which run beside some of them. */
 const told = (): string[] => lines('told').filter((name) => !name.startsWith('check '));
 
-const transfers = ['export', 'import', 'import by layer']
-  .flatMap((move) => ['2048 KiB x 256', '64 KiB x 4096', '16 KiB x 8192'].map((size) => `${move} ${size}`))
-  .map((name) => `{"name":"${name}","value":1,"unit":"us","limit":1,"limitName":"x","ratio":0.99}\n`)
-  .join('');
+it(
+  'what asks how much of the GPU is free is over before anything runs beside the checks',
+  () => {
+    // Fails as it would on a GPU where somebody else takes or frees memory: it looks for that for a second.
+    writeFileSync(
+      at('bin/runtime_check'),
+      `#!/bin/bash
+"$T/run-case" 'check runtime'
+for ((i = 0; i < 50; i++)); do
+  ! grep -qxE 'check (norm|rope)|system_equal' "$T/told" || { echo '{"kernel":"Buffer","case":"is freed","ok":false}'; exit 1; }
+  sleep 0.02
+done
+echo '{"kernel":"Buffer","case":"is freed","ok":true}'
+`,
+    );
+    const { said } = session(['checks', 'system']);
+    expect(said).toContain('checks: ok');
+    const beside = lines('told').filter((name) => /^check|_equal$/.test(name));
+    expect(beside[0]).toBe('check runtime');
+    expect(beside.sort()).toEqual(['check norm', 'check rope', 'check runtime', 'system_equal']);
+  },
+  deadlineMs,
+);
+
+it(
+  'where it takes all the time that is left, no other check begins, and it is told',
+  () => {
+    writeFileSync(at('bin/runtime_check'), '#!/bin/bash\necho 1000600 > "$T/clock"\nexit 124\n');
+    const { code, said } = session(['--seconds', '500', 'checks', 'system']);
+    expect(said).toContain(
+      'checks: FAILED ({"kernel":"runtime_check","case":"ended with code 124","ok":false}), 560 s\n',
+    );
+    expect(lines('told')).toEqual(['system_8192', 'system_beside_decode']);
+    expect(code).toBe(1);
+  },
+  deadlineMs,
+);
 
 it(
   'what is asked comes first, in its order; what no longer fits into the time is left out, with the reason',
   () => {
-    writeFileSync(at('figures/transfer'), transfers);
     const { code, said } = session(['--seconds', '345']);
-    expect(told()).toEqual([
-      ...asked,
-      'system_512',
-      'whole cuda random:8b 10000 512',
-      'model_8b_tails',
-      'system_start',
-    ]);
-    expect(said).toContain(': left out: it usually takes 40 s, 20 s are left\n');
+    expect(told()).toEqual([...asked, 'system_512', 'model_8b_tails', 'system_disk', 'system_start']);
+    expect(said).toContain(': left out: it usually takes 75 s, 60 s are left\n');
+    expect(said.match(/asked: .*\n/g)!.filter((line) => !line.startsWith('asked: met: '))).toEqual([]);
     expect(said).toContain('met: exports and imports alone, of one pinned copy, 0.9, 9 of 9\n');
     expect(said).toContain('checks: ok');
     expect(lines('out/figures.jsonl').at(-1)).toMatch(
@@ -134,7 +194,6 @@ it(
 it(
   'ended by SIGTERM it says what was measured until then, and of which checks',
   async () => {
-    writeFileSync(at('figures/transfer'), transfers);
     writeFileSync(at('does/system_equal'), 'exec sleep 1000');
     writeFileSync(at('does/check rope'), 'exec sleep 1000');
     const running = spawn(at('gpu-session.sh'), ['speed', 'checks', 'system'], { env: settings() });
@@ -155,7 +214,7 @@ it(
     expect(await closed).toEqual([143, null]);
     expect(said).toContain('asked: met: exports and imports alone, of one pinned copy, 0.9, 9 of 9\n');
     expect(said).toContain(
-      'asked: INCOMPLETE: prompts that give the same warm as cold, 1, 0 of 3; system_equal: was ended from outside; system_equal_bits: not run\n',
+      'asked: INCOMPLETE: prompts that give the same warm as cold, 1, 2 of 3; system_equal: was ended from outside; system_equal_bits: not run\n',
     );
     expect(lines('out/checks.jsonl').map((line) => (JSON.parse(line) as { kernel: string }).kernel)).toEqual([
       'runtime',
@@ -170,7 +229,6 @@ it(
 it(
   'what a case leaves unsaid, and figures of a session before, are no verdict',
   () => {
-    writeFileSync(at('figures/transfer'), transfers);
     expect(session(['speed']).code).toBe(0);
     rmSync(at('figures/transfer'));
     writeFileSync(at('does/transfer'), 'printf \'{"name":"half\'; exit 7');
@@ -179,8 +237,53 @@ it(
       'INCOMPLETE: exports and imports alone, of one pinned copy, 0.9, 0 of 9; transfer: ended with code 7\n',
     );
     expect(code).toBe(1);
-    expect(lines('out/figures-1.jsonl')).toHaveLength(9);
-    expect(lines('out/figures.jsonl')).toEqual(['{"name":"half', '{"case":"transfer","error":"ended with code 7"}']);
+    expect(lines('out/figures-1.jsonl').slice(1, 11).join('\n')).toBe(
+      `${linesOf(gives.transfer!)}{"case":"transfer","ran":true}`,
+    );
+    expect(lines('out/figures.jsonl').slice(1, 3)).toEqual([
+      '{"name":"half',
+      '{"case":"transfer","error":"ended with code 7"}',
+    ]);
+  },
+  deadlineMs,
+);
+
+it(
+  'a case that ends well without a figure that is asked of it is incomplete, and not one that was not run',
+  () => {
+    writeFileSync(at('figures/model_8b_unequal'), linesOf(['8B decode by another name']));
+    writeFileSync(at('figures/system_512'), '');
+    writeFileSync(at('lacks'), 'this python has no torch\n');
+    const { code, said } = session(['speed', 'system', 'connector']);
+    expect(said).toContain(
+      "INCOMPLETE: decodes at batch 1 and 32, equal and unequal, of the memory's speed, 0.75, 2 of 3; model_8b_unequal: gave none of its figures\n",
+    );
+    expect(said).toContain(
+      'INCOMPLETE: a hit of the arena, of the same prompt computed, 9, 3 of 4; system_512: gave none of its figures; through the system',
+    );
+    expect(said).toContain(
+      'not measured: stores and loads of another engine, of one pinned copy, 0.8; connector: left out, this python has no torch\n',
+    );
+    expect(lines('out/figures.jsonl')).toContain('{"case":"model_8b_unequal","ran":true}');
+    expect(lines('out/figures.jsonl')).not.toContain('{"case":"connector","ran":true}');
+    expect(code).toBe(1);
+  },
+  deadlineMs,
+);
+
+it(
+  'figures begin with the day, the build and the machine that they are of, from which they are recorded',
+  () => {
+    writeFileSync(at('commit'), 'abc1234+\n');
+    session(['speed', 'connector']);
+    const { run } = sessionOf(readFileSync(at('out/figures.jsonl'), 'utf8'), 'figures.jsonl');
+    expect([run.at, run.commit, run.suite, run.args, run.isWhole]).toEqual([
+      ...['2026-11-30', 'abc1234+', 'gpu-session'],
+      ['speed', 'connector'],
+      undefined,
+    ]);
+    expect(run.machine).toBe(`${cpus().length} x ${cpus()[0]!.model.trim()}, a GPU`);
+    expect(run.figures).toHaveLength(41);
   },
   deadlineMs,
 );
@@ -189,16 +292,16 @@ it(
   'the disk that is measured lies outside of what is carried away, and a second session finds the cache of the first',
   () => {
     session(['whole']);
-    session(['whole'], { KVTIER_BENCH_DIR: at('figures'), KVTIER_BENCH_CACHE: at('bin') });
+    session(['whole'], { KVTIER_BENCH_DIR: at('does'), KVTIER_BENCH_CACHE: at('bin') });
     const [first, , , fourth] = lines('folders').map((line) => line.split(' '));
     expect(first![0]).toMatch(`${at('scratch')}/kvtier-gpu-`);
     expect(first![1]).toBe(at('cache'));
-    expect(fourth![0]).toMatch(`${at('figures')}/kvtier-gpu-`);
+    expect(fourth![0]).toMatch(`${at('does')}/kvtier-gpu-`);
     expect(fourth![1]).toBe(at('bin'));
-    expect([existsSync(at('scratch')), readdirSync(at('figures')), readdirSync(at('out'))]).toEqual([
+    expect([existsSync(at('scratch')), readdirSync(at('does')), readdirSync(at('out'))]).toEqual([
       false,
       [],
-      ['checks.jsonl', 'figures.jsonl', 'log.txt', 'summary.txt'],
+      ['checks.jsonl', 'figures-1.jsonl', 'figures.jsonl', 'log.txt', 'summary.txt'],
     ]);
   },
   deadlineMs,

@@ -103,6 +103,23 @@ it('what failed before it gave all of its figures is incomplete, however well th
   expect(code).toBe(1);
 });
 
+it('what ran to its end and gave none of its figures is incomplete: they may have another name now', () => {
+  const ran = (name: string): string => JSON.stringify({ case: name, ran: true });
+  const { code, said } = verdictsOf([
+    ...['model_8b', 'model_8b_unequal', 'torch_attention', 'attention_tail', 'system_512'].map(ran),
+    ...[1, 32].map((batch) => figure(`8B decode bf16 batch ${batch}, 2048 tokens each`, 0.8)),
+    ...['', ' by layer', ' in no order'].map((how) => figure(`warm from the arena${how} 8B, steps of 8192`, 9.2)),
+    figure('ttft_arena_10000_8b_steps_8192', 9.1),
+  ]);
+  expect(said.filter((line) => !line.startsWith('not measured'))).toEqual([
+    'INCOMPLETE: a hit of the arena, of the same prompt computed, 9, 4 of 4; system_512: gave none of its figures',
+    'INCOMPLETE: prefill, of the rate of matrix products, 0.6, 0 of 2; model_8b: gave none of its figures',
+    "INCOMPLETE: attention, of torch's flash attention, 0.6, 0 of 12; torch_attention: gave none of its figures",
+    "INCOMPLETE: decodes at batch 1 and 32, equal and unequal, of the memory's speed, 0.75, 2 of 3; model_8b_unequal: gave none of its figures",
+  ]);
+  expect(code).toBe(1);
+});
+
 /** What torch_attention.py needs of torch: calls that take no time, events two milliseconds apart. */
 const standInTorch: Readonly<Record<string, string>> = {
   'torch/__init__.py': `

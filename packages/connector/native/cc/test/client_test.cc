@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -71,6 +72,7 @@ void* DeviceView(void* host) { return host; }
 
 namespace {
 
+constexpr int kUsualSlackNs = 50'000;
 constexpr uint64_t kBytes = 8 << 20, kPage = 4096, kId = 0x1234'5678'9ABC'DEF0;
 
 bool Until(const std::function<bool()>& there, double seconds = 20) {
@@ -249,6 +251,40 @@ TEST_F(Client, AGpuThatIsAskedWhetherItHangsCostsAnotherNothing) {
   EXPECT_TRUE(ended(kvtier_load(client_, arena_, layouts[0], 1, &block, &offset, &wanted, 0)));
 }
 
+// Each copy waits for the GPU some times in a row, for microseconds each: what the system adds to them is most of a small load.
+TEST_F(Client, WhoWaitsForAGpuIsWokenInTimeAndTheEnginesThreadsStayAsTheyAre) {
+  const char* path = std::getenv("KVTIER_CUDA_DRIVER");
+  ASSERT_NE(path, nullptr);
+  void* driver = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(driver, nullptr) << dlerror();
+  const auto call = [&](const char* name, auto... values) {
+    return reinterpret_cast<int (*)(decltype(values)...)>(dlsym(driver, name))(values...);
+  };
+  constexpr uint64_t kPayload = 4096;
+  void *context = nullptr, *memory = nullptr;
+  ASSERT_EQ(call("cuDevicePrimaryCtxRetain", &context, 0), 0);
+  ASSERT_EQ(call("cuCtxSetCurrent", context), 0);
+  ASSERT_EQ(call("cuMemAlloc_v2", &memory, size_t{kPayload}), 0);
+  const kvtier_part part{reinterpret_cast<uint64_t>(memory), kPayload, 1, 0, kPayload};
+  const int64_t layout = kvtier_device_layout(client_, 0, &part, 1, 1);
+  ASSERT_GT(layout, 0) << kvtier_last_error();
+  ASSERT_TRUE(Until([&] { return kvtier_pinning(client_, arena_, 0) == 1; }));
+  const uint64_t block = 0, offset = kPage;
+  uint64_t sum = 0;
+  uint8_t good = 0;
+  const auto ended = [&](int64_t job) {
+    EXPECT_EQ(kvtier_wait(client_, job, 20'000'000), 1);
+    EXPECT_EQ(kvtier_take(client_, job, &sum, &good, 1), 1);
+    return good == 1;
+  };
+  ASSERT_TRUE(ended(kvtier_store(client_, arena_, layout, 1, &block, &offset, 0)));
+  const uint64_t wanted = sum;
+  ASSERT_TRUE(ended(kvtier_load(client_, arena_, layout, 1, &block, &offset, &wanted, 0)));
+  EXPECT_EQ(call("kvtier_slow_slack", "kvtier-store"), 1000);
+  EXPECT_EQ(call("kvtier_slow_slack", "kvtier-load"), 1000);
+  EXPECT_EQ(prctl(PR_GET_TIMERSLACK), kUsualSlackNs);
+}
+
 // With eight hardware queues, as in an engine's process. Run by itself: the emulator puts a stream onto the queue with the fewest.
 TEST_F(Client, ACopyThatWaitsForTheEnginesStepsHoldsUpNoOtherStreamOfIt) {
   const char* path = std::getenv("KVTIER_CUDA_DRIVER");
@@ -361,5 +397,6 @@ TEST(Threads, AnArenaIsPinnedWithThoseThatThereAre) {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  prctl(PR_SET_TIMERSLACK, kUsualSlackNs);  // whatever the process that began this one has
   return RUN_ALL_TESTS();
 }

@@ -1,10 +1,14 @@
 // The driver on the emulator (packages/engine/cuda/checks/standin_cuda.cc), but that device 0 can be slow to say whether something has
-// ended, and that it tells who has come to a place in a stream. What is not here is found in the library that this one needs.
+// ended, and that it tells who has come to a place in a stream, and how late the system may wake those who ask. What is not here is found in the
+// library that this one needs.
 #include <dlfcn.h>
+#include <pthread.h>
+#include <sys/prctl.h>
 
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <string>
 
 #define ENTRY extern "C" __attribute__((visibility("default"))) int
 
@@ -16,8 +20,9 @@ std::mutex mutex;
 std::condition_variable changed;
 bool slow = false;
 int waiting = 0;
-std::map<void*, void*> recorded;  // event -> its stream
-std::map<void*, int> awaited;     // stream -> times that somebody asked for, or began to wait for, an event of it
+std::map<void*, void*> recorded;   // event -> its stream
+std::map<std::string, int> slack;  // nanoseconds, of threads that asked, by their names
+std::map<void*, int> awaited;      // stream -> times that somebody asked for, or began to wait for, an event of it
 
 void Await(void* event) {
   const std::lock_guard lock(mutex);
@@ -47,6 +52,12 @@ ENTRY kvtier_slow_awaited(void* stream) {
   const std::lock_guard lock(mutex);
   return awaited[stream];
 }
+// -1: no such thread has asked.
+ENTRY kvtier_slow_slack(const char* thread) {
+  const std::lock_guard lock(mutex);
+  const auto found = slack.find(thread);
+  return found == slack.end() ? -1 : found->second;
+}
 ENTRY cuEventRecord(void* event, void* stream) {
   static auto* const record = Behind(&cuEventRecord, "cuEventRecord");
   const int status = record(event, stream);
@@ -62,6 +73,12 @@ ENTRY cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
 }
 ENTRY cuEventQuery(void* event) {
   Await(event);
+  {
+    char name[16] = "";
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    const std::lock_guard lock(mutex);
+    slack[name] = prctl(PR_GET_TIMERSLACK);
+  }
   static auto* const ask = Behind(&cuEventQuery, "cuEventQuery");
   int device = -1;
   if (cuCtxGetDevice(&device) == 0 && device == 0) {
