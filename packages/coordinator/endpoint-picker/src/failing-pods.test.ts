@@ -38,18 +38,43 @@ describe('of an answer', () => {
   it.each([
     ['200', endpoint, 'succeeded 0'],
     ['200', '', 'succeeded 0'],
-    ['200', '10.0.0.2:8000', undefined],
     ['500', endpoint, failed(500)],
     ['503', endpoint, failed(503)],
+    ['504', endpoint, 'doubted 0'], // the gateway's own deadline
     ['500', '', 'doubted 0'], // it may be the gateway's own word
-    ['500', '10.0.0.2:8000', undefined],
     ['429', endpoint, undefined],
     ['404', '', undefined],
     ['302', endpoint, undefined],
   ])('%s of "%s": %s', async (status, served, told) => {
+    await rig.start();
+    await answered(served, status);
+    expect(rig.became).toEqual(['went 0', ...(told === undefined ? [] : [told])]);
+  });
+
+  it.each([
+    ['200', endpoint, 'succeeded 0'],
+    ['500', endpoint, failed(500)],
+    ['200', '', undefined], // whose it is is not known
+    ['500', '', 'doubted 0'],
+    ['200', '10.0.0.2:8000', 'doubted 0'], // why else did it go there
+    ['500', '10.0.0.2:8000', 'doubted 0'],
+    ['404', '10.0.0.2:8000', 'doubted 0'],
+  ])('%s of "%s", where it may come from a second pod: %s', async (status, served, told) => {
     await rig.start({ fallbacks: 1 });
     await answered(served, status);
     expect(rig.became).toEqual(['went 0', ...(told === undefined ? [] : [told])]);
+  });
+
+  it('nothing is told where no model answers it', async () => {
+    await rig.start();
+    const stream = rig.gateway.open({ modes: modes.duplex });
+    stream.requestHeaders({ ':method': 'OPTIONS', ':path': '/v1/completions' }, true);
+    await stream.has(1);
+    stream.responseHeaders(endpoint, { ':status': '200' }, true);
+    await stream.has(2);
+    stream.end();
+    await rig.idle();
+    expect(rig.became).toEqual([]);
   });
 
   it('is told once, and nothing of a request that is left', async () => {

@@ -58,6 +58,15 @@ describe('one', () => {
     await rig.idle();
     return stream;
   }
+
+  it('is not given to a request that knows whom it may go to, be these all there are', async () => {
+    const knowing = rig.workers.map((worker) => worker!.record.name);
+    rig.reader.script = () => ({ ...rig.reader.facts, model: 'an adapter', among: new Set(knowing) });
+    choices(() => rig.pods[1]!);
+    await rig.start();
+    await answered();
+    expect(namesOf(rig.dispatch.asked[0]!.among)).toEqual(knowing);
+  });
   const endpointOf = ({ responses }: GatewayStream): unknown => toldBy(responses[0]!).endpoint;
   const namesOf = (names: ReadonlySet<string> | undefined): string[] | undefined => names && [...names];
 

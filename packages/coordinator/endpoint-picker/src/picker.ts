@@ -54,6 +54,8 @@ interface Wanted {
   readonly model: string;
   readonly arrivedMs: number;
   readonly ttftMs: number | undefined;
+  /** Others are answered by no model, and say nothing of whether one answers. */
+  readonly isPost: boolean;
 }
 
 /** A choice, and those that could have been chosen. */
@@ -112,6 +114,13 @@ export interface Picked {
   readonly came: () => void;
   /** As `Outcomes`, of the chosen pod. */
   readonly heard: () => void;
+  readonly judgement: Judgement;
+  /** The gateway was named no other endpoint. */
+  readonly isAlone: boolean;
+}
+
+/** What an answer says of the chosen pod. */
+export interface Judgement {
   readonly succeeded: () => void;
   readonly failed: (why: string) => void;
   readonly doubted: () => void;
@@ -163,15 +172,17 @@ export class Picker {
       id: asked.id,
       model,
       session: asked.session || (facts?.session ?? ''),
+      // Where the body leaves out some, whoever comes meanwhile is not given it, only to give it back and queue anew.
       among:
-        candidates.length === workers().filter((worker) => worker !== undefined).length
+        facts?.among === undefined && candidates.length === workers().filter((worker) => worker !== undefined).length
           ? undefined
           : namesOf(candidates),
       except: new Set(),
       firstTokenByMs: targets.ttftMs === undefined ? undefined : asked.arrivedMs + targets.ttftMs,
     };
     const { arrivedMs } = asked;
-    const wanted = { model: request.model, arrivedMs, ttftMs: targets.ttftMs };
+    const isPost = asked.method === 'POST';
+    const wanted = { model: request.model, arrivedMs, ttftMs: targets.ttftMs, isPost };
     let late: Saturated | undefined;
     const those = { candidates, ofNow: () => thoseKnowing(target, mayGo()) };
     for (let except = new Set<string>(); ; ) {
@@ -236,17 +247,16 @@ export class Picker {
     };
     const prefill = await this.#prefill.choose(request, unsplit, choice, admit, signal);
     const pickedAtMs = performance.now();
-    outcomes.went(number);
+    if (wanted.isPost) outcomes.went(number);
     const others = isLoan ? [] : fallbacksOf(choice.worker, candidates, fallbacks, prefill?.worker);
     return {
       came: () =>
         inTime.came(predictedS, (performance.now() - pickedAtMs) / 1_000, { model: wanted.model, worker: name }),
       heard: () => outcomes.heard(number),
-      succeeded: () => outcomes.succeeded(number),
-      failed: (why) => outcomes.failed(number, why),
-      doubted: () => outcomes.doubted(number),
+      judgement: wanted.isPost ? judgementOf(outcomes, number, prefill?.worker.number) : untold,
       endpoint,
       endpoints: [endpoint, ...others].join(','),
+      isAlone: others.length === 0,
       share: new Share(choice, prefill),
       prefiller: prefill && endpointOf(prefill.worker.record)!,
     };
@@ -269,6 +279,18 @@ export class Picker {
     metrics.countUnread(not.why);
     return not;
   }
+}
+
+const untold: Judgement = { succeeded: () => {}, failed: () => {}, doubted: () => {} };
+
+/** The sidecar passes on what a prefill pod answers as if it were its pod's: which one of both failed is not known. */
+function judgementOf(outcomes: Outcomes, number: number, prefill: number | undefined): Judgement {
+  const doubted = (): void => {
+    outcomes.doubted(number);
+    if (prefill !== undefined) outcomes.doubted(prefill);
+  };
+  const failed = (why: string): void => (prefill === undefined ? outcomes.failed(number, why) : doubted());
+  return { succeeded: () => outcomes.succeeded(number), failed, doubted };
 }
 
 const isAmong = (candidates: readonly Candidate[], { worker: { number } }: Choice): boolean =>

@@ -67,6 +67,15 @@ it('the decode pod is the endpoint, its sidecar is told the other, which counts 
   stream.end();
 });
 
+it('what fails is laid to neither: a sidecar passes on what a prefill pod answers', async () => {
+  const stream = await picked();
+  stream.responseHeaders('10.0.0.1:8000', { ':status': '500' }, true);
+  await stream.has(3);
+  stream.end();
+  await rig.idle();
+  expect(rig.became).toEqual(['went 0', 'doubted 0', 'doubted 1']);
+});
+
 it('a stream that ends before the first token counts on neither', async () => {
   const stream = await picked();
   expect(rig.dispatch.running).toBe(2);

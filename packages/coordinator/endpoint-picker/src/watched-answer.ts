@@ -8,6 +8,8 @@ import { headersOf, type Metadata, servedOf } from './asked.ts';
 import type { PickerMetrics } from './metrics.ts';
 import type { Picked } from './picker.ts';
 
+/** Of a gateway whose own deadline ends an answer that is long in coming. */
+const routeTimedOut = '504';
 const answerHeaders = new Set([':status', 'content-encoding', 'content-type']);
 
 export class WatchedAnswer {
@@ -48,7 +50,7 @@ export class WatchedAnswer {
     this.#isStreamed = this.#isGood && /^text\/event-stream\b/i.test(told.get('content-type') ?? '');
     this.#isTheirs = this.#isGood && !isElsewhere; // what is not good may be the gateway's own word
     if (this.#isTheirs) this.#picked?.heard();
-    if (!isElsewhere && this.#picked) this.#judge(this.#picked, status, served !== undefined);
+    if (this.#picked) this.#judge(this.#picked, status, served);
     if (isAll) this.#firstToken(false);
   }
 
@@ -71,14 +73,20 @@ export class WatchedAnswer {
     this.#picked?.share.ended();
   }
 
-  /** `isKnown`: it was sent to the pod. Else a failure may be the gateway's own word. A refusal says nothing. */
-  #judge(picked: Picked, status: string, isKnown: boolean): void {
+  /**
+   * Once. What may be the gateway's own word, or says that it went elsewhere after a failure, is no more than a doubt; a refusal says
+   * nothing. `served`: the gateway's choice, which it has made before it knows whether it can connect.
+   */
+  #judge({ judgement, endpoint, isAlone }: Picked, status: string, served: string | undefined): void {
     if (this.#isJudged) return;
     this.#isJudged = true;
-    if (this.#isGood) picked.succeeded();
-    else if (!/^5\d\d$/.test(status)) return;
-    else if (isKnown) picked.failed(`a gateway was answered ${status}`);
-    else picked.doubted();
+    const isTheirs = served === endpoint || (served === undefined && isAlone);
+    const isFailure = /^5\d\d$/.test(status);
+    if (served !== undefined && !isTheirs) judgement.doubted();
+    else if (this.#isGood && isTheirs) judgement.succeeded();
+    else if (isFailure && served !== undefined && status !== routeTimedOut)
+      judgement.failed(`a gateway was answered ${status}`);
+    else if (isFailure) judgement.doubted();
   }
 
   #firstToken(isTimed: boolean): void {

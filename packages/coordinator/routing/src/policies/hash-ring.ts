@@ -10,46 +10,49 @@ import { hashText, mix32 } from '../hashing.ts';
 const pointsPerWorker = 256;
 const workerSpan = 2 ** 20;
 
+/** Two of a name: among thousands no two have the same points. */
+type Words = readonly [number, number];
+
+const pointsOf = (worker: number, [low, high]: Words): number[] =>
+  Array.from({ length: pointsPerWorker }, (_, i) => mix32(low, high + i) * workerSpan + worker);
+
 export class HashRing {
   #points = new Float64Array(0);
-  /** By number: it has points, or will have when the ring is settled. */
-  readonly #isOn: boolean[] = [];
-  /** What is to be done, in one go for many: who loses all points, and who gets some, by what. */
-  readonly #gone = new Set<number>();
-  readonly #fresh = new Map<number, readonly [number, number]>();
+  /** By number, what its points follow from: of all that have some, or will have when the ring is settled. */
+  readonly #words = new Map<number, Words>();
+  /** What is to be done, in one go for many: points that go, and workers that get theirs. */
+  #gone: number[] = [];
+  readonly #fresh = new Set<number>();
 
   get length(): number {
     return this.#points.length;
   }
 
   has(worker: number): boolean {
-    return this.#isOn[worker] === true;
+    return this.#words.has(worker);
   }
 
   /** `name`: what it is called everywhere; undefined: nothing but its number. One that is there stays as it is. */
   add(worker: number, name: string | undefined): void {
     if (this.has(worker)) return;
-    this.#isOn[worker] = true;
-    // Two words of a name: among thousands no two have the same points.
-    this.#fresh.set(worker, name === undefined ? [worker + 1, 1] : [hashText(name), hashText(` ${name}`)]);
+    this.#words.set(worker, name === undefined ? [worker + 1, 1] : [hashText(name), hashText(` ${name}`)]);
+    this.#fresh.add(worker);
   }
 
   drop(worker: number): void {
-    if (!this.has(worker)) return;
-    this.#isOn[worker] = false;
-    if (!this.#fresh.delete(worker)) this.#gone.add(worker);
+    const words = this.#words.get(worker);
+    if (words === undefined) return;
+    this.#words.delete(worker);
+    if (!this.#fresh.delete(worker)) this.#gone.push(...pointsOf(worker, words));
   }
 
   /** From now on it is as it was told. */
   settle(): void {
-    if (this.#gone.size > 0) this.#points = this.#points.filter((point) => !this.#gone.has(point % workerSpan));
-    this.#gone.clear();
+    if (this.#gone.length > 0) this.#points = without(this.#points, Float64Array.from(this.#gone).sort());
+    this.#gone = [];
     if (this.#fresh.size === 0) return;
-    const fresh = new Float64Array(this.#fresh.size * pointsPerWorker);
-    let n = 0;
-    for (const [worker, [low, high]] of this.#fresh)
-      for (let i = 0; i < pointsPerWorker; i++) fresh[n++] = mix32(low, high + i) * workerSpan + worker;
-    this.#points = merged(this.#points, fresh.sort());
+    const fresh = [...this.#fresh].flatMap((worker) => pointsOf(worker, this.#words.get(worker)!));
+    this.#points = merged(this.#points, Float64Array.from(fresh).sort());
     this.#fresh.clear();
   }
 
@@ -77,6 +80,18 @@ function merged(old: Float64Array, fresh: Float64Array): Float64Array<ArrayBuffe
   }
   all.set(old.subarray(from), from + fresh.length);
   return all;
+}
+
+/** In stretches, too. All of `gone` are in `old`. */
+function without(old: Float64Array, gone: Float64Array): Float64Array<ArrayBuffer> {
+  const left = new Float64Array(old.length - gone.length);
+  let from = 0;
+  for (let i = 0; i <= gone.length; i++) {
+    const to = i < gone.length ? firstFrom(old, gone[i]!, from) : old.length;
+    if (to > from) left.set(old.subarray(from, to), from - i);
+    from = to + 1;
+  }
+  return left;
 }
 
 /** The place of the first one that is not below `point`, at `from` or after it. */
