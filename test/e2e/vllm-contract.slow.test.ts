@@ -19,7 +19,7 @@ it("vLLM's native offloading over a node: what is told a hit is leased, and ever
   runs('test_vllm_offloading'));
 it('a decode pod waits for a promise and no longer, hints are heeded, slow loads not begun, a long prompt costs its blocks', () =>
   runs('test_vllm_handed'));
-it('what was pinned for a decode pod is let go when it has loaded, by who has the ticket', () =>
+it('what was pinned for a decode pod is let go when it has loaded, and nothing is awaited of a node that is no peer', () =>
   runs('test_vllm_pins'));
 it.skipIf(hostsMissing() !== undefined)(
   'what an engine on one host computed, one on another host loads, until that host is gone',

@@ -296,6 +296,39 @@ describe('worlds', () => {
     await expect(open({ endpoint: proxy.url })).rejects.toThrow(/self-signed certificate|certificate/);
   });
 
+  it.each([
+    [
+      'its quota is used up',
+      () => server.setQuota(bucket.name, 1),
+      () => server.setQuota(bucket.name, undefined),
+      /^writes are refused: s3: .* has no room left for bucket .*PUT v1\/settings: HTTP 403 QuotaExceeded\); raise/,
+    ],
+    [
+      'it may only be read',
+      () => bucket.forbid('s3:PutObject', 's3:DeleteObject'),
+      () => bucket.allowAll(),
+      /^writes are refused: s3: .* refuses writes to bucket .*PUT v1\/settings: HTTP 403 AccessDenied\); allow/,
+    ],
+    [
+      'nothing of it may be deleted',
+      () => bucket.forbid('s3:DeleteObject'),
+      () => bucket.allowAll(),
+      /^writes are refused: s3: .* refuses writes to bucket .*DELETE v1\/packs\/none: HTTP 403 AccessDenied\); allow/,
+    ],
+  ])('a bucket is opened and read though %s, and written when it may be', async (_, refuse, allow, reason) => {
+    await writtenInPatience();
+    await refuse();
+    const tier = await open({ refreshMs: 100 });
+    expect(tier.stats()).toMatchObject({ inService: true, outOfServiceReason: expect.stringMatching(reason) });
+    expect(tier.stats().detail).toMatchObject({ writes_refused: 1 });
+    await until(() => tier.lookup(space, chain) === 8, 'all that is there');
+    expect(await read(tier)).toEqual(all('ready'));
+    expect(await write(tier, [hashNamed('new')])).toEqual(['refused']);
+    await allow();
+    await goesOn(tier);
+    expect(tier.stats().detail).toMatchObject({ writes_refused: 0 });
+  });
+
   it('what cannot work is refused at the start, in one line', async () => {
     const refused = async (settings: object, message: RegExp, code = 'CONFIG'): Promise<void> => {
       const error = await open({ ...limits, ...settings }).catch(

@@ -33,6 +33,8 @@ export interface HandOffSimOptions {
   /** Defects, planted between the coordinator and its workers: what it asks of them is bent. */
   readonly bend?: (engines: HandOffEngines) => Partial<HandOffEngines>;
   readonly limits?: Partial<HandOffLimits>;
+  /** So many workers, each with a node, and so many peers at most of each node; absent: a few, and all are peers. */
+  readonly nodes?: { readonly count: number; readonly maxPeers: number };
   /** A defect of workers: they go on with what a coordinator had that has died. */
   readonly ignoresDeaths?: boolean;
 }
@@ -119,12 +121,13 @@ class Simulation {
     this.#world = world;
     this.#options = options;
     const roles = ['prefill', 'decode', 'both'] as const;
-    const count = world.between(2, 5);
+    const { count, maxPeers } = options.nodes ?? { count: world.between(2, 5), maxPeers: Number.POSITIVE_INFINITY };
     const all = Array.from({ length: count }, (_, number) => {
       const role = number < 2 ? roles[number]! : world.pick(roles);
       const lie = world.chance(0.2) ? world.pick([0.2, 5]) : 1;
       return new VirtualWorker(number, role, world.between(120, 600), world.between(1_000, 8_000), lie);
     });
+    for (const worker of all) worker.choosePeers(all, maxPeers);
     this.#workers = new VirtualWorkers(world, all);
     this.#workers.strays = 0.05;
     this.#workers.onTaken = (call) => {
@@ -358,6 +361,8 @@ class Simulation {
       throw new Violation(`${id}: asked for blocks that the decode worker holds`);
     if (request.prefillOnly.blocks !== decode.request.handOff!.blocks)
       throw new Violation(`${id}: asked for other blocks than the decode worker waits for`);
+    if (!decode.worker.isPeerOf(worker))
+      throw new Violation(`${id}: asked for blocks that cannot come: ${decode.worker.record.node} fetches from others`);
     this.#note('leg');
     // In the middle of what it has promised.
     const world = this.#world;

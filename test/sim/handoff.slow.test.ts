@@ -30,6 +30,23 @@ it('many worlds keep all laws, and everything happened in them', async () => {
   expect(expected.filter((name) => (tally[name] ?? 0) === 0)).toEqual([]);
 });
 
+it.each([
+  [18, 16],
+  [64, 64],
+  [64, 16],
+])(
+  '%i nodes, each with %i peers at most: blocks are awaited only where they can come from',
+  async (count, maxPeers) => {
+    const tally: Record<string, number> = {};
+    for (let seed = 1; seed <= 4; seed++) {
+      const result = await simulateHandOffs({ seed, nodes: { count, maxPeers } });
+      expect(result.failure, `seed ${seed}\n${result.lines.join('\n')}`).toBeUndefined();
+      for (const [name, times] of Object.entries(result.tally)) tally[name] = (tally[name] ?? 0) + times;
+    }
+    expect(tally.leg).toBeGreaterThan(20);
+  },
+);
+
 it('a seed is a life: the same again, event by event, and another one for another seed', async () => {
   const [first, again, other] = [
     await simulateHandOffs({ seed: 7, verbose: true }),
@@ -58,6 +75,10 @@ const asks =
   (engines) => ({ follow: (...asked) => engines.follow(...bend(...asked)) });
 
 const defects: Record<string, Omit<HandOffSimOptions, 'seed'>> = {
+  'what nodes say of their peers is not heard': {
+    nodes: { count: 18, maxPeers: 8 },
+    bend: () => ({ nodes: () => [] }),
+  },
   'a leg of prefill is not cancelled': {
     bend: asks((number, request, signal, onEvent) => [number, request, request.prefillOnly ? deaf() : signal, onEvent]),
   },

@@ -17,6 +17,7 @@ export class CoordinatorEngines implements HandOffEngines {
   readonly open: readonly Set<Share>[];
   readonly #sent: readonly Set<Share>[];
   readonly #views: readonly Worker[];
+  readonly #nodes: ReturnType<NonNullable<HandOffEngines['nodes']>>;
   readonly #workers: VirtualWorkers;
   readonly #calls = new Set<VirtualCall>();
   readonly #onCall: (call: VirtualCall) => void;
@@ -27,6 +28,10 @@ export class CoordinatorEngines implements HandOffEngines {
     this.#onCall = onCall;
     this.open = workers.all.map(() => new Set());
     this.#sent = workers.all.map(() => new Set());
+    this.#nodes = workers.all.map(({ record, peers }) => ({
+      ...{ name: record.node!, peer: null, events: null },
+      ...(peers !== undefined && { peers: [...peers] }),
+    }));
     // The same workers, whose load has what this coordinator has sent in it.
     this.#views = workers.all.map((worker, number) => Object.create(worker, { sent: { value: this.#sent[number] } }));
   }
@@ -64,6 +69,10 @@ export class CoordinatorEngines implements HandOffEngines {
 
   workers(): readonly Worker[] {
     return this.#views;
+  }
+
+  nodes(): ReturnType<NonNullable<HandOffEngines['nodes']>> {
+    return this.#nodes;
   }
 
   onChange(listener: () => void): () => void {

@@ -10,7 +10,7 @@ import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } 
 import { type ArenaTier, Followers, Slices } from '@kvtier/tiers';
 import { identitiesOf } from '@kvtier/tiers/disk/testing';
 import type { ChangeMessage, Message } from '@kvtier/tiers/peer/testing';
-import { Announcer, bitOf, bitsOf, Dropping, PeerDirectory, type Told } from '@kvtier/tiers/peer/testing';
+import { Announcer, bitOf, bitsOf, Dropping, maxPeers, PeerDirectory, type Told } from '@kvtier/tiers/peer/testing';
 import { isSound } from './virtual-arena.ts';
 import { type Life, Violation, type World } from './world.ts';
 
@@ -241,6 +241,8 @@ class Link {
   }
 }
 
+const everyPeer = Array.from({ length: maxPeers }, (_, peer) => peer);
+
 export class ModelPeerTier implements Tier {
   readonly name = 'peer';
   readonly supports = { persistent: false, shared: true, writable: false, evicts: false };
@@ -256,8 +258,8 @@ export class ModelPeerTier implements Tier {
   /** Peers whose entries still go. */
   readonly #going = new Set<number>();
   readonly #dropping = new Dropping(this.#directory, this.#followers, this.#slices);
-  /** Bits of holders whose block was removed here; they may hold it still. */
-  readonly #forgotten = new Map<string, number>();
+  /** Holders whose block was removed here; they may hold it still. */
+  readonly #forgotten = new Map<string, ReadonlySet<number>>();
   #closed = false;
 
   constructor(network: PeerNetwork, number: number, arena: ArenaTier, memory: Buffer) {
@@ -289,7 +291,10 @@ export class ModelPeerTier implements Tier {
     if (change === 'stored') {
       this.#dropping.held(bits);
       this.#followers.stored(namespace, this.#directory.add(namespace, hashes, bits));
-      for (const hash of hashes) this.#forget(namespace, hash, this.#forgottenOf(namespace.key + hash) & ~bits);
+      for (const hash of hashes) {
+        const others = [...this.#forgottenOf(namespace.key + hash)].filter((each) => each !== peer);
+        this.#forget(namespace, hash, others);
+      }
     } else this.#followers.removed(namespace, this.#directory.remove(namespace, hashes, bits));
     return undefined;
   }
@@ -303,7 +308,7 @@ export class ModelPeerTier implements Tier {
 
   /** Law 6, when nothing changes any more: what is listed of each peer is what it holds, but for what was removed here. "": it is. */
   disagreement(): string {
-    const held = new Map<string, number>();
+    const held = new Map<string, Set<number>>();
     for (const host of this.#network.hosts.values()) {
       if (host.number === this.number || !host.life.alive) continue;
       const link = this.#links.get(host.number);
@@ -311,21 +316,25 @@ export class ModelPeerTier implements Tier {
       host.arena.follow(({ namespace, hashes }) => {
         for (const hash of hashes) {
           const name = namespace!.key + hash;
-          held.set(name, (held.get(name) ?? 0) | bitOf(host.number, 0));
+          held.set(name, (held.get(name) ?? new Set()).add(host.number));
         }
       })();
     }
     for (const [namespace, hashes] of this.#directory.all()) {
       for (const hash of hashes) {
         const name = namespace.key + hash;
-        const listed = this.#directory.holders(namespace, hash);
-        if ((listed & ~(held.get(name) ?? 0)) !== 0) return 'a block is listed that its peer does not hold';
-        if ((held.get(name)! & ~listed & ~this.#forgottenOf(name)) !== 0) return 'a holder of a block is not listed';
+        const those = held.get(name) ?? new Set();
+        for (let peer = 0; peer < maxPeers; peer++) {
+          const isListed = this.#directory.holds(namespace, hash, bitsOf(peer));
+          if (isListed && !those.has(peer)) return 'a block is listed that its peer does not hold';
+          const isMissing = !isListed && those.has(peer) && !this.#forgottenOf(name).has(peer);
+          if (isMissing) return 'a holder of a block is not listed';
+        }
         held.delete(name);
       }
     }
-    for (const [name, bits] of held)
-      if ((bits & ~this.#forgottenOf(name)) !== 0) return 'a block of a peer is not listed';
+    for (const [name, holders] of held)
+      if ([...holders].some((peer) => !this.#forgottenOf(name).has(peer))) return 'a block of a peer is not listed';
     return '';
   }
 
@@ -348,12 +357,11 @@ export class ModelPeerTier implements Tier {
       blocks.map(
         (block, index) =>
           new Promise<void>((resolve) => {
-            const bits = this.#directory.holders(namespace, block.hash);
-            const peer = [...this.#links.keys()].find((number) => (bits & bitOf(number, 0)) !== 0);
+            const holders = this.#directory.holders(namespace, block.hash);
+            const peer = [...this.#links.keys()].find((number) => holders.has(bitOf(number, 0)));
             const end = (status: ReadStatus): void => {
               if (status !== 'ready' && status !== 'failed' && peer !== undefined) {
-                const forgotten = this.#forgottenOf(namespace.key + block.hash) | bitsOf(peer);
-                this.#forget(namespace, block.hash, forgotten);
+                this.#forget(namespace, block.hash, [...this.#forgottenOf(namespace.key + block.hash), peer]);
                 this.#followers.removed(namespace, this.#directory.remove(namespace, [block.hash], bitsOf(peer)));
               }
               onDone(index, status);
@@ -368,8 +376,8 @@ export class ModelPeerTier implements Tier {
   }
 
   remove(namespace: Namespace, hashes: readonly HashKey[]): number {
-    const gone = this.#directory.remove(namespace, hashes, -1);
-    for (const hash of hashes) this.#forget(namespace, hash, -1);
+    const gone = this.#directory.remove(namespace, hashes);
+    for (const hash of hashes) this.#forget(namespace, hash, everyPeer);
     this.#followers.removed(namespace, gone);
     return gone.length;
   }
@@ -390,13 +398,13 @@ export class ModelPeerTier implements Tier {
     this.#directory.checkIntegrity();
   }
 
-  #forgottenOf(name: string): number {
-    return this.#forgotten.get(name) ?? 0;
+  #forgottenOf(name: string): ReadonlySet<number> {
+    return this.#forgotten.get(name) ?? new Set();
   }
 
-  #forget({ key }: Namespace, hash: HashKey, holders: number): void {
-    if (holders === 0) this.#forgotten.delete(key + hash);
-    else this.#forgotten.set(key + hash, holders);
+  #forget({ key }: Namespace, hash: HashKey, holders: readonly number[]): void {
+    if (holders.length === 0) this.#forgotten.delete(key + hash);
+    else this.#forgotten.set(key + hash, new Set(holders));
   }
 
   async close(): Promise<void> {

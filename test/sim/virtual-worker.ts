@@ -1,6 +1,7 @@
 /** One engine worker in virtual time: what it is, what it has to do, and the cache node beside it. */
 import { factsOf, recordOf } from '@kvtier/dispatch/testing';
 import type { HandOffEngines } from '@kvtier/handoff';
+import { PeerChoice } from '@kvtier/node/testing';
 import type { Worker, WorkerState } from '@kvtier/registry';
 import type { GenerateRequest } from '@kvtier/wire/grpc';
 import type { CallAt } from './virtual-call.ts';
@@ -43,6 +44,8 @@ export class VirtualWorker implements Worker {
   /** Its node is dead; its node reaches no other one, nor is it reached. */
   isNodeDown = false;
   isLinkCut = false;
+  /** Names of the nodes that its node fetches from; undefined: all others. */
+  peers: readonly string[] | undefined;
   /** When its node's link is free again. */
   linkFreeMs = 0;
   isStepping = false;
@@ -103,7 +106,20 @@ export class VirtualWorker implements Worker {
   /** Its node can fetch what that worker's node has. */
   reaches(other: VirtualWorker): boolean {
     if (this.isNodeDown || other.isNodeDown) return false;
-    return this === other || !(this.isLinkCut || other.isLinkCut);
+    return this === other || (this.isPeerOf(other) && !(this.isLinkCut || other.isLinkCut));
+  }
+
+  /** As nodes choose them. */
+  choosePeers(all: readonly VirtualWorker[], most: number): void {
+    const others = all.filter((other) => other !== this).map(({ record }) => ({ name: record.node! }));
+    if (others.length <= most) return;
+    const records = all.map(({ record }) => record);
+    const chosen = new PeerChoice(this.record.node!).order(others, records).slice(0, most);
+    this.peers = chosen.map(({ name }) => name);
+  }
+
+  isPeerOf(other: VirtualWorker): boolean {
+    return this === other || (this.peers?.includes(other.record.node!) ?? true);
   }
 
   /** Prompt tokens of a step beside these streams. */

@@ -82,6 +82,8 @@ export const nodeRecordSchema = z.strictObject({
     .nullable()
     .default(null),
   events: eventSourceSchema.nullable().default(null),
+  /** Names of the nodes that it fetches from; absent: it does not say, and may fetch from any. */
+  peers: z.array(name).max(64).optional(),
 });
 export type NodeRecord = z.infer<typeof nodeRecordSchema>;
 

@@ -44,7 +44,7 @@ export const peersSchema = z
       .nullable()
       .default(null),
     /** Nodes to fetch from. */
-    peers: z.array(address).max(16).default([]),
+    peers: z.array(address).max(64).default([]),
     security,
     /** Data connections to each peer. */
     streams: z.number().int().min(1).max(16).default(4),

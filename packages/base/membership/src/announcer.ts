@@ -22,11 +22,14 @@ export interface AnnounceOptions {
   readonly log: Log;
 }
 
+/** What of a record may change: `peers` of a node, undefined where it need not say them. */
+type Changed = { readonly events: EventSource | null } | { readonly peers: NodeRecord['peers'] };
+
 export interface Announced {
   /** 'starting': not yet. 'away': the servers do not answer. 'refused': another member has the name. */
   readonly state: 'starting' | 'announced' | 'away' | 'refused';
   /** Its record says so from now on; its readers see it within a look. */
-  change(part: { readonly events: EventSource | null }): void;
+  change(part: Changed): void;
   /**
    * It gets nothing new from now on. Fulfilled when the list has it and its readers had the time to look, or when the list does not
    * have it after `limitMs`; never rejected.
@@ -85,7 +88,7 @@ class MemberAnnouncer implements Announced {
     return this.#state;
   }
 
-  change(part: { readonly events: EventSource | null }): void {
+  change(part: Changed): void {
     this.#record = { ...this.#record, ...part };
     this.#pause.end();
   }

@@ -24,6 +24,13 @@ it('what only newer members know is left out, wherever it stands', () => {
   expect(parse('node:n', newer)).toEqual({ parsed: { node } });
 });
 
+it('a node may say which nodes it fetches from', () => {
+  const node = { name: 'n', peer: { host: '10.0.0.1', port: 7 }, events, peers: ['a', 'b'] };
+  expect(parse('node:n', node)).toEqual({ parsed: { node } });
+  expect(parse('node:n', { ...node, peers: Array(65).fill('a') }).why).toMatch(/^peers: /);
+  expect(parse('node:n', { ...node, peers: [''] }).why).toMatch(/^peers\.0: /);
+});
+
 it('what is known and cannot be makes it none', () => {
   expect(parse('worker:a', { ...worker, kind: 'other' }).why).toMatch(/^kind: /);
   expect(parse('worker:a', { ...worker, events: { ...events, endpoint: 7 } }).why).toMatch(/^events\.endpoint: /);

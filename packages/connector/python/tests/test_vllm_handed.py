@@ -127,7 +127,8 @@ class Handed(EngineCase):
         self.assertEqual(third.external_tokens, 40, self.told(third))
 
     def test_the_keys_of_the_answer(self) -> None:
-        """Those that NIXL's connector of vLLM 0.27 gives, and one of ours beside them; nothing in it says where it lies: names do."""
+        """Those that NIXL's connector of vLLM 0.27 gives, and one of ours beside them. Blocks are found by their names; the
+        node's boot epoch says only whether they can come from there."""
         _, params = self.prefill(self.shared(), self.own(Shape()), prompts(1, 41)[0])
         nixls = {
             "do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host",
@@ -135,7 +136,7 @@ class Handed(EngineCase):
         }
         self.assertEqual(params.keys(), nixls | {"kvtier"})
         self.assertEqual((params["do_remote_prefill"], params["transfer_mode"]), (True, "pull"))
-        self.assertEqual(params["kvtier"].keys(), {"namespace", "tokens", "last_hash", "ticket"})
+        self.assertEqual(params["kvtier"].keys(), {"namespace", "tokens", "last_hash", "ticket", "node"})
 
     def test_prefills_and_decodes_that_are_aborted(self) -> None:
         """A prefill that nobody gets an answer of pins nothing. A decode pod that refuses its request lets its engine know by a request

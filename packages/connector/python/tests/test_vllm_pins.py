@@ -1,9 +1,10 @@
 """The connector for vLLM: what a prefill pod pinned for a decode pod is let go as soon as that has loaded it, by whoever has the ticket and
-by nobody else."""
+by nobody else; and what is promised by a pod whose node is no peer is not waited for."""
 
 from __future__ import annotations
 
 import os
+import time
 import unittest
 from typing import Any
 from unittest import mock
@@ -138,7 +139,7 @@ class Pinned(EngineCase):
     def test_no_pins_no_ticket(self) -> None:
         shape = self.own(Shape(options={"pin_ms": 0, "promise_deadline_ms": 400}))
         first, params = self.prefill(self.shared(), shape, TEXT)
-        self.assertEqual(params["kvtier"].keys(), {"namespace", "tokens", "last_hash"})
+        self.assertEqual(params["kvtier"].keys(), {"namespace", "tokens", "last_hash", "node"})
         self.assertEqual(promises.read(params).ticket, b"")  # type: ignore[union-attr]
         # What comes too late is computed, and what is there loaded: there is nothing to end either way.
         for loaded in (0, 40):
@@ -148,6 +149,35 @@ class Pinned(EngineCase):
             self.assertEqual((second.external_tokens, self.ended(second)), (loaded, 0))
             first.run()
             self.until_held(self.shared(), first, 40)
+
+
+class Places(EngineCase):
+    """A promise says which node has its blocks."""
+
+    def test_a_promise_of_a_node_from_which_nothing_comes(self) -> None:
+        """The decode pod's node is no peer of the prefill pod's: it says so at once, and the prompt is computed."""
+        shape = self.own(Shape(options={"promise_deadline_ms": 60_000}))
+        (wanted,) = self.serve(self.alone(shape), [TEXT])
+        _, params = self.prefill(self.shared(), shape, TEXT)
+        second = self.play(self.node(), shape)
+        began = time.monotonic()
+        self.assertEqual(self.serve(second, [TEXT], kv_transfer_params=params), [wanted])
+        self.assertLess(time.monotonic() - began, 20)
+        counters = second.connector._scheduler.counters
+        self.assertEqual((counters["promises"], counters["denied_missing"], second.external_tokens), (1, 1, 0))
+        self.no_leases(second)
+
+    def test_a_promise_that_does_not_say_its_node(self) -> None:
+        """Of an older pod, or nonsense: it is waited for, wherever it may come from."""
+        shape = self.own(Shape(options={"promise_deadline_ms": 1_500}))
+        _, params = self.prefill(self.shared(), shape, TEXT)
+        said = {key: value for key, value in params["kvtier"].items() if key != "node"}
+        for node in ({}, {"node": 7}, {"node": "x" * 16}, {"node": "00"}):
+            second = self.play(self.node(), shape)
+            began = time.monotonic()
+            self.serve(second, [TEXT], kv_transfer_params={**params, "kvtier": {**said, **node}})
+            self.assertGreater(time.monotonic() - began, 1.5, node)
+            self.assertEqual(second.connector._scheduler.counters["promises"], 1)
 
 
 if __name__ == "__main__":

@@ -383,6 +383,8 @@ describe('by hand', () => {
     ['other-revision', { others: [side(1, { revision: 'v2' }), side(2, { identity: 'other' })] }],
     ['no-node', { others: [side(1, { node: null })] }],
     ['no-node', { decode: side(0, { node: null }) }],
+    ['no-link', { links: new Set(['n7']) }],
+    ['no-link', { links: new Set(), others: [side(1), side(2)] }],
     // 1,601 tokens, and room for one behind them.
     ['prefill-too-small', { others: [side(1, { maxTotalTokens: 1_601 })] }],
     ['prefill-busy', { others: [side(1, { legs: 8 })] }],
@@ -390,6 +392,25 @@ describe('by hand', () => {
   ])('%s', (reason, part) => {
     expect(decide(question(part)).reason).toBe(reason);
   });
+
+  it.each([18, 64])(
+    '%i nodes: only one from whose node the decode side fetches is asked, or one of its own node',
+    (count) => {
+      const decode = running(3, { role: 'decode' });
+      const others = Array.from({ length: count - 1 }, (_, at) => side(at + 1, { tokensAhead: 10 * at }));
+      const askedOf = (links: Question['links'], part: Partial<Question> = {}) =>
+        decide(question({ decode, others, mode: 'always', links, ...part })).split?.prefill.name;
+      // Whose node does not say may fetch from any: the idlest is asked.
+      expect(askedOf(undefined)).toBe('w1');
+      for (let at = 1; at < count; at++) expect(askedOf(new Set([`n${at}`, 'n99']))).toBe(`w${at}`);
+      expect(askedOf(new Set(['n5', `n${count - 1}`]))).toBe('w5');
+      expect(askedOf(new Set(), { others: [...others, side(count, { node: 'n0', tokensAhead: 9_000 })] })).toBe(
+        `w${count}`,
+      );
+      const lacking = decide(question({ decode, others, links: new Set() }));
+      expect([lacking.reason, lacking.split, lacking.isLacking]).toEqual(['no-link', undefined, true]);
+    },
+  );
 
   it('whose pool cannot hold the prompt is not asked, however idle; who does not say its pool may be', () => {
     const decode = running(3, { role: 'decode' });

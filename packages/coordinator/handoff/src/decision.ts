@@ -31,6 +31,8 @@ export const handOffReasons = [
   'other-revision',
   /** none: the decode side, or all that take prefill, have no cache node */
   'no-node',
+  /** none: the decode side's node is no peer of theirs */
+  'no-link',
   /** none: of those that take prefill no pool holds the prompt */
   'prefill-too-small',
   /** none: all that take prefill have as many legs as they may, or the coordinator has */
@@ -129,18 +131,21 @@ const pays = (split: Expected, alone: Expected): boolean =>
   split.misses < alone.misses || (split.misses === alone.misses && split.costS < alone.costS * margin);
 
 const lacks: ReadonlySet<HandOffReason> = new Set([
-  ...(['no-prefill-worker', 'other-revision', 'no-node', 'prefill-too-small', 'prefill-busy'] as const),
+  ...(['no-prefill-worker', 'other-revision', 'no-node', 'no-link', 'prefill-too-small', 'prefill-busy'] as const),
 ]);
 
 /** Those that may compute for the decode side; the reason where there is none. */
 function candidatesOf(question: Question): readonly [Side[], HandOffReason] {
-  const { decode, others, legsPerWorker, legsLeft, tokens } = question;
+  const { decode, others, links, legsPerWorker, legsLeft, tokens } = question;
   let found = others.filter(({ number, role, isReady }) => isReady && role !== 'decode' && number !== decode.number);
   if (found.length === 0) return [found, 'no-prefill-worker'];
   found = found.filter(({ revision, identity }) => revision === decode.revision && identity === decode.identity);
   if (found.length === 0) return [found, 'other-revision'];
   found = decode.node === null ? [] : found.filter(({ node }) => node !== null);
   if (found.length === 0) return [found, 'no-node'];
+  // What no link brings would be awaited in vain, and computed twice.
+  if (links !== undefined) found = found.filter(({ node }) => node === decode.node || links.has(node!));
+  if (found.length === 0) return [found, 'no-link'];
   // As engines refuse it, also where the prompt alone is asked for: with room for a token behind it.
   found = found.filter(({ maxTotalTokens = Number.POSITIVE_INFINITY }) => tokens < maxTotalTokens);
   if (found.length === 0) return [found, 'prefill-too-small'];

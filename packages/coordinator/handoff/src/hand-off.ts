@@ -18,6 +18,7 @@ import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import type { Split } from './decision.ts';
 import { EarlyToken } from './early-token.ts';
 import type { Transfer } from './link-rate.ts';
+import type { Nodes } from './node-links.ts';
 
 /** Why a hand-off was less than was wanted. */
 export const shortfalls = [
@@ -36,6 +37,8 @@ export type Shortfall = (typeof shortfalls)[number];
 
 /** What a hand-off asks of the workers: the registry's fleet is this. */
 export interface HandOffEngines extends Workers {
+  /** Cache nodes that discovery knows: another list when anything has changed. Without it any may fetch from any. */
+  nodes?(): Nodes;
   follow(number: number, request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void>;
   engine(number: number): {
     changeHandOff(requestId: string, blocks: number): Promise<boolean>;

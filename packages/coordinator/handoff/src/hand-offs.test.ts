@@ -9,6 +9,7 @@ import type { GenerateRequest } from '@kvtier/wire/grpc';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import type { HandOffEngines } from './hand-off.ts';
 import { HandOffs } from './hand-offs.ts';
+import { NodeLinks } from './node-links.ts';
 
 beforeEach(() => {
   vi.useFakeTimers({ toFake: ['performance'] });
@@ -110,16 +111,21 @@ it('who came late is a reason to refuse, not for ever: one is let in again, and 
   await ask(200);
 });
 
-it('without fallback a prompt that no prefill pool holds is the decode side’s: no later try would find another one', async () => {
+it.each([
+  ['no prefill pool holds', 'prefill-too-small'],
+  ['no prefill node could hand on', 'no-link'],
+])('without fallback a prompt that %s is the decode side’s: no later try would find another one', async (_, why) => {
   const workers = new FakeWorkers();
   const [decode] = [workers.add('d'), workers.add('p')];
   for (const [at, role] of (['decode', 'prefill'] as const).entries()) {
-    const facts = { ...workers.all[at]!.facts!, ...(role === 'prefill' && { maxTotalTokens: asked.tokens }) };
+    const isSmall = role === 'prefill' && why === 'prefill-too-small';
+    const facts = { ...workers.all[at]!.facts!, ...(isSmall && { maxTotalTokens: asked.tokens }) };
     Object.assign(workers.all[at]!, { record: recordOf(role, { role, node: `n${at}` }), facts });
   }
   const followed: number[] = [];
   const engines = {
     workers: () => workers.all,
+    nodes: () => [{ name: 'n0', peer: null, events: null, ...(why === 'no-link' && { peers: ['n7'] }) }],
     follow: async (number: number, _request: GenerateRequest, _signal: AbortSignal, onEvent: OnEvent) => {
       followed.push(number);
       onEvent(event({ tokenIds: [1], finishReason: 'length' }));
@@ -137,7 +143,7 @@ it('without fallback a prompt that no prefill pool holds is the decode side’s:
     () => {},
     ({ degraded }) => void told.push(degraded),
   );
-  expect([followed, told]).toEqual([[0], ['handoff-prefill-too-small']]);
+  expect([followed, told]).toEqual([[0], [`handoff-${why}`]]);
 });
 
 it.each([
@@ -370,4 +376,14 @@ it('a first token that the prefill side gave is compared with its own prediction
   expect(now! - earlier!).toBeCloseTo(saidMs / 1_000, 3);
   expect(seen! - seenEarlier!).toBeCloseTo(plainS + lateS, 9);
   await expect(predicted(165)).resolves.toBeGreaterThan(0); // one in a hundred
+});
+
+it('what nodes say of their peers is heard as they say it, and forgotten when they do not any more', () => {
+  const node = (name: string, peers?: string[]) => ({ name, peer: null, events: null, ...(peers && { peers }) });
+  let nodes = [node('a', ['b', 'c']), node('b')];
+  const links = new NodeLinks(() => nodes);
+  const told = () => ['a', 'b', 'x', null].map((name) => links.of(name) && [...links.of(name)!]);
+  expect(told()).toEqual([['b', 'c'], undefined, undefined, undefined]);
+  nodes = [node('a'), node('b', [])];
+  expect(told()).toEqual([undefined, [], undefined, undefined]);
 });

@@ -20,6 +20,7 @@ import { HandOff, type HandOffEngines, type Shortfall, type Took } from './hand-
 import { Lateness, LatestOfWorkers, type Whose } from './late.ts';
 import { LinkRate } from './link-rate.ts';
 import { HandOffMetrics } from './metrics.ts';
+import { NodeLinks, type Nodes } from './node-links.ts';
 import type { Question, Side, SplitMode } from './question.ts';
 import { sidesOf } from './sides.ts';
 import { stepS } from './times.ts';
@@ -73,6 +74,9 @@ export interface HandedOff {
 /** Medium `peer` of the KV index. */
 const peer = 3;
 const maxLinks = 1_024;
+/** Somebody has the role all the same: the decode side serves the request, now as at any later try. */
+const served: ReadonlySet<Decision['reason']> = new Set(['prefill-busy', 'prefill-too-small', 'no-link'] as const);
+const noNodes: Nodes = [];
 const [firstLateS, mostLateS] = [0.004, 0.5];
 /** Of nobody's coming for so many targets, half of what was learned of lateness is forgotten. */
 const believedTargets = 4;
@@ -99,10 +103,12 @@ export class HandOffs {
   readonly #pending = new Map<string, number>();
   /** By the decode side's node. */
   readonly #links = new Map<string, LinkRate>();
+  readonly #nodeLinks: NodeLinks;
   #open = 0;
 
   constructor(options: HandOffsOptions) {
     this.#options = options;
+    this.#nodeLinks = new NodeLinks(() => options.engines.nodes?.() ?? noNodes);
     this.#limits = { ...handOffDefaults, ...options.limits };
     this.metrics = new HandOffMetrics(() => this.#open);
   }
@@ -263,6 +269,7 @@ export class HandOffs {
       waitedS: Math.max(nowMs - asked.arrivedMs, 0) / 1000,
       ttftS: (asked.ttftMs ?? ttftMs) / 1000,
       itlS: (asked.itlMs ?? itlMs) / 1000,
+      links: this.#nodeLinks.of(decode.node),
       linkBlocksPerS: link?.perS(nowMs, own) || otherwise,
       pendingBlocks: this.#pending.get(decode.node ?? '') ?? 0,
       legsPerWorker: maxLegsPerWorker,
@@ -296,9 +303,7 @@ export class HandOffs {
     nowMs: number,
   ) {
     if (asked.hasBegun) return;
-    // Of these two somebody has the role: the decode side serves it, now as at any later try.
-    const isServed = reason === 'prefill-busy' || reason === 'prefill-too-small';
-    if (isLacking && !this.#limits.fallback && !isServed) {
+    if (isLacking && !this.#limits.fallback && !served.has(reason)) {
       this.metrics.refused('no-prefill-worker');
       const line = `model ${asked.model}: no prefill worker can be asked (${reason}), and handoff.fallback is off; try again`;
       throw new KvError('DISCONNECTED', line, { retry: true });

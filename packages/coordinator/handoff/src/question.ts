@@ -43,6 +43,8 @@ export interface Question {
   /** Seconds: to the first token; between two tokens of those that run. */
   readonly ttftS: number;
   readonly itlS: number;
+  /** Names of the nodes that the decode side's node fetches from; absent: it does not say, and may fetch from any. */
+  readonly links?: ReadonlySet<string> | undefined;
   /** Blocks a second to the decode side from another node; 0: not measured, taken for as fast as need be, since only a try measures it. */
   readonly linkBlocksPerS: number;
   /** Blocks of other hand-offs that have still to come over it. */

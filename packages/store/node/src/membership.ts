@@ -2,7 +2,6 @@
  * A cache node in the list of members: its own record, made of its configuration and what it listens on; and the other nodes, which
  * are its peers as they come and go.
  */
-import { createHash } from 'node:crypto';
 import { KvError } from '@kvtier/errors';
 import {
   type Announced,
@@ -15,6 +14,7 @@ import {
 import type { Log } from '@kvtier/runtime';
 import type { PeerSecurity } from '@kvtier/tiers';
 import { maxPeers } from '@kvtier/tiers/peer';
+import { PeerChoice } from './peer-choice.ts';
 import type { Peers } from './peers.ts';
 
 type Events = Parameters<typeof announceNode>[0]['events'];
@@ -32,6 +32,8 @@ export interface NodeMembershipOptions extends Omit<AnnounceOptions, 'log'> {
 
 /** How soon a node that has come is a peer. */
 const pollMs = 500;
+/** Of a record, which is bounded, for the names of peers. */
+const maxNamesBytes = 5_000;
 /** Names of nodes that a line was written about. */
 const maxSaid = 1_000;
 const isWildcard = (host: string): boolean => /^(0\.0\.0\.0|::|\*)$/.test(host);
@@ -60,19 +62,25 @@ export function joinCluster(
   return announced;
 }
 
-/** The other nodes of the list are peers from now on, as they come and go; in the clear on loopback and trusted networks only. */
+/**
+ * The other nodes of the list are peers from now on, as they come and go; in the clear on loopback and trusted networks only. Where some
+ * of them are none, `member` says who is one, so that nobody awaits at this node what can come from there alone.
+ */
 export function followPeers(
   { name, redis }: NodeMembershipOptions,
   peers: Pick<Peers, 'setOthers'>,
   security: PeerSecurity,
   log: Log,
+  member?: Pick<Announced, 'change'>,
 ): MemberReader {
   const mayAsk = (host: string): boolean =>
     security.encryption === 'tls' || security.trustedNetwork === true || isLoopback(host);
   const said = new Set<string>();
+  const choice = new PeerChoice(name);
+  let told = '';
   return new MemberReader({
     ...{ redis, pollMs, log },
-    changed: ({ nodes }) => {
+    changed: ({ nodes, workers }) => {
       const others = nodes.filter((node) => node.name !== name && node.peer !== null);
       const open = others.filter(({ peer }) => !mayAsk(peer!.host));
       for (const node of open) {
@@ -84,7 +92,13 @@ export function followPeers(
       const allowed = others.filter((node) => !open.includes(node));
       if (allowed.length > maxPeers)
         log.warn({ nodes: allowed.length, maxPeers }, 'some nodes of the list are no peers');
-      peers.setOthers(nearest(name, allowed).map(({ peer }) => peer!));
+      const now = new Set(peers.setOthers(choice.order(allowed, workers).map(({ peer }) => peer!)).map(placeOf));
+      const are = others.filter(({ peer }) => now.has(placeOf(peer!))).map((node) => node.name);
+      const names = are.length < others.length ? short(are.sort()) : undefined;
+      const text = JSON.stringify(names) ?? '';
+      if (text === told) return;
+      told = text;
+      member?.change({ peers: names });
     },
     problem: (why) => {
       if (why !== undefined) log.warn({ reason: why }, 'the peers stay as they are');
@@ -92,11 +106,8 @@ export function followPeers(
   });
 }
 
-/** Where there are too many for one: another choice at each node, and the same as long as nobody comes or goes. */
-function nearest<T extends { readonly name: string }>(own: string, nodes: readonly T[]): T[] {
-  const distance = (other: string): string => createHash('sha256').update([own, other].sort().join('\0')).digest('hex');
-  return nodes
-    .map((node) => ({ node, far: distance(node.name) }))
-    .sort((a, b) => (a.far < b.far ? -1 : 1))
-    .map(({ node }) => node);
-}
+const placeOf = ({ host, port }: PeerPlace): string => `${host}:${port}`;
+
+/** undefined: a record would not hold them, and without them it is one. More than there are peers: of nodes that share an address. */
+const short = (names: string[]): string[] | undefined =>
+  names.length > maxPeers || Buffer.byteLength(JSON.stringify(names)) > maxNamesBytes ? undefined : names;

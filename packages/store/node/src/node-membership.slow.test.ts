@@ -3,15 +3,16 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { native } from '@kvtier/data-plane';
-import { announceNode } from '@kvtier/membership';
+import { announceNode, MemberReader } from '@kvtier/membership';
 import { Lines, memberServers } from '@kvtier/membership/testing';
 import { silent } from '@kvtier/placement/testing';
 import { systemClock } from '@kvtier/runtime';
 import { packed, RawClient } from '@kvtier/session/testing';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { RedisServer } from '../../../../infra/redis/servers.ts';
-import { followPeers } from './membership.ts';
+import { followPeers, joinCluster } from './membership.ts';
 import { type CacheNode, openCacheNode } from './node.ts';
+import type { Peers } from './peers.ts';
 
 const payloadBytes = 10_000;
 const count = 8;
@@ -100,8 +101,9 @@ it('beyond loopback only with TLS, or where the network is trusted', async () =>
   const hostsBy = async (security: Parameters<typeof followPeers>[2], wanted: string): Promise<string[]> => {
     let hosts: string[] = [];
     const log = new Lines();
-    const setOthers = (others: readonly { readonly host: string }[]): void => {
+    const setOthers: Peers['setOthers'] = (others) => {
       hosts = others.map(({ host }) => host);
+      return others;
     };
     const reader = followPeers({ name: 'self', redis, leaseMs: 1_500 }, { setOthers }, security, log);
     await vi.waitUntil(() => [...hosts].sort().join() === wanted, soon);
@@ -117,3 +119,53 @@ it('beyond loopback only with TLS, or where the network is trusted', async () =>
   const tls = { encryption: 'tls', cert: Buffer.of(), key: Buffer.of(), ca: Buffer.of() } as const;
   expect(await hostsBy(tls, '10.0.0.1,127.0.0.1')).toEqual([]);
 }, 60_000);
+
+it.each([18, 64, 70])(
+  '%i nodes: all are peers of one, or the list says which ones are',
+  async (count) => {
+    const redis = memberServers([server.url]);
+    const lines = new Lines();
+    const place = (at: number) => ({ host: '127.0.0.1', port: 1_000 + at });
+    const nameOf = (port: number): string => `n${port - 1_000}`;
+    const join = (at: number) => {
+      const options = { name: `n${at}`, redis, leaseMs: 10_000 };
+      const member = joinCluster(options, { peer: place(at), events: null }, lines);
+      ends.push(() => member.close());
+      return { options, member };
+    };
+    const others = Array.from({ length: count - 1 }, (_, at) => join(at + 1));
+    const { options, member } = join(0);
+    // As the tier of peers does it: the first 64.
+    let peers: readonly number[] = [];
+    const setOthers: Peers['setOthers'] = (addresses) => {
+      const kept = addresses.slice(0, 64);
+      peers = kept.map(({ port }) => port);
+      return kept;
+    };
+    let told: readonly string[] | undefined;
+    let seen = 0;
+    const ofOld: (readonly string[] | undefined)[] = [];
+    const reader = new MemberReader({
+      ...{ redis, pollMs: 50, log: lines, problem: () => {} },
+      changed: ({ nodes }) => {
+        seen = nodes.length;
+        told = nodes.find(({ name }) => name === 'n0')?.peers;
+        ofOld.push(nodes.find(({ name }) => name === 'n1')?.peers);
+      },
+    });
+    ends.push(() => reader.close());
+    const following = followPeers(options, { setOthers }, security, lines, member);
+    ends.push(() => following.close());
+    await vi.waitUntil(() => seen === count && peers.length === Math.min(count - 1, 64), soon);
+    if (count > 65) {
+      await vi.waitUntil(() => String(told) === String(peers.map(nameOf).sort()), soon);
+      // Once all fit, nothing has to be said.
+      for (const { member } of others.splice(-5)) await member.close();
+      await vi.waitUntil(() => seen === 65 && peers.length === 64, soon);
+    }
+    await vi.waitUntil(() => told === undefined, soon);
+    // Of one that says nothing nothing is made.
+    expect(new Set(ofOld)).toEqual(new Set([undefined]));
+  },
+  60_000,
+);

@@ -180,6 +180,9 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       const endPin = (namespace: Namespace, ticket: Buffer) => void store.endPin(namespace, ticketOf(ticket), null);
       undo.push(await peers.serve(below, (namespace, hash) => store.arriving(namespace, hash, 'disk'), endPin));
     }
+    // Redis brings blocks from everywhere, whoever is a peer. What others write to S3 is seen too late for who waits.
+    const isShared = options.redis != null;
+    const mayCome = (epoch: bigint) => isShared || epoch === bootEpoch || (peers?.mayCome(epoch) ?? false);
     const gauges = () => ({ ...turns(), ...tokensKept(events?.tokens), ...peers?.gauges(), ...options.gauges?.() });
     const server = await SessionServer.listen({
       socketPath: options.socketPath,
@@ -190,6 +193,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       maxPayloadBytes: arena.maxPayloadBytes,
       headerBytes,
       bootEpoch,
+      mayCome,
       peerCredentials: (fd) => native.peerCredentials(fd),
       peerGroups: (fd) => native.peerGroups(fd),
       group: options.group ?? null,
@@ -214,7 +218,8 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       const member = joinCluster(options.membership, listening, log);
       undo.push(() => member.close());
       if (peers !== null && options.membership.followPeers !== false) {
-        const reader = followPeers(options.membership, peers, options.peers!.security, log);
+        const { security } = options.peers!;
+        const reader = followPeers(options.membership, peers, security, log, isShared ? undefined : member);
         undo.push(() => reader.close());
       }
     }

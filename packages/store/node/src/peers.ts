@@ -21,13 +21,15 @@ type Arriving = (namespace: Namespace, hash: HashKey) => Promise<void> | undefin
 
 export interface Peers {
   readonly tier: Tier;
-  /** Beside those that the configuration names; `maxPeers` of all at most. */
-  setOthers(addresses: readonly PeerAddress[]): void;
+  /** Beside those that the configuration names; `maxPeers` of all at most, which are returned. */
+  setOthers(addresses: readonly PeerAddress[]): readonly PeerAddress[];
   /**
    * Give blocks of the arena and of the tier below to peers; returns the end of that. KvError when it cannot listen. `arriving`: of
    * a block that this node reads itself, fulfilled when that has ended. `endPin`: somebody has shown a ticket there.
    */
   serve(below: Tier | undefined, arriving: Arriving, endPin: EndPin): Promise<() => Promise<void>>;
+  /** Whether blocks of the node with this boot epoch can come from there: it is a peer, or may be the one that is just not connected. */
+  mayCome(epoch: bigint): boolean;
   /** Where peers reach it, once it serves; null: nowhere. */
   readonly listening: { readonly host: string; readonly port: number } | null;
   /** What they count beside the tier, by name. */
@@ -37,7 +39,8 @@ export interface Peers {
 }
 
 const threads = 2;
-const maxConnections = 256;
+/** Of as many peers as are served, as many each as they have by default. */
+const maxConnections = 1_024;
 
 export function openPeers(
   options: PeersOptions,
@@ -57,6 +60,7 @@ export function openPeers(
       server = opened;
       return () => opened.close();
     },
+    mayCome: (epoch) => tier.mayCome(epoch),
     get listening() {
       return listen && server ? { host: listen.host, port: server.port } : null;
     },

@@ -188,6 +188,7 @@ export class Connection {
       peer,
       limits,
       gauges,
+      mayCome = () => true,
       tokens = null,
       isByteHeld = null,
       tellsHeld = false,
@@ -214,7 +215,7 @@ export class Connection {
       this.#options.turns.later(this.#goOn);
     };
     const about = { store, holdings, hashBytes, blockTokens, headerBytes, limits, gauges, tokens };
-    this.#context = { ...about, hold, send, goOn };
+    this.#context = { ...about, mayCome, hold, send, goOn };
     store.counters.add('session.attached');
     log.info({ session: this.session, client: this.#client, pid: peer.pid }, 'session attached');
     const arena = { arenaPath, arenaBytes: BigInt(arenaBytes), arenaId };

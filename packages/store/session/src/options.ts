@@ -24,6 +24,8 @@ export interface SessionServerOptions {
   readonly headerBytes: number;
   /** Differs after every start. */
   readonly bootEpoch: bigint;
+  /** Whether blocks of the node with this boot epoch can come here; absent: they can. */
+  readonly mayCome?: (epoch: bigint) => boolean;
   /** Counts of the process, told with the store's. */
   readonly gauges?: () => Readonly<Record<string, number>>;
   /** SO_PEERCRED of a socket's file descriptor. */

@@ -27,6 +27,8 @@ export interface RequestContext {
   readonly limits: SessionLimits;
   /** The engine's processes hold this byte of the arena's lock file. False: they do not. */
   readonly hold: (byte: number) => boolean;
+  /** Whether blocks of the node with this boot epoch can come here. */
+  readonly mayCome: (epoch: bigint) => boolean;
   /** Counters of the server itself, for Stats. */
   readonly gauges: () => Readonly<Record<string, number>>;
   readonly send: (id: bigint, body: ServerBody) => void;
@@ -173,7 +175,7 @@ function* reserve(
   return { $case: 'reserved', value };
 }
 
-function load(context: RequestContext, id: bigint, { hashes, deadlineMs, awaitMs }: LoadRequest): void {
+function load(context: RequestContext, id: bigint, { hashes, deadlineMs, awaitMs, awaitFrom }: LoadRequest): void {
   const { holdings, hashBytes, headerBytes, limits, send } = context;
   const events: LoadEvents = {
     onReady: (first, blocks, tier) => {
@@ -189,7 +191,11 @@ function load(context: RequestContext, id: bigint, { hashes, deadlineMs, awaitMs
       if (loaded === 0) holdings.release(id, []); // nothing to lease
     },
   };
-  holdings.load(id, unpackHashes(hashes, hashBytes, limits.maxHashes, 'load'), deadlineMs, events, awaitMs);
+  const names = unpackHashes(hashes, hashBytes, limits.maxHashes, 'load');
+  // What cannot come is not waited for: the engine computes it at once.
+  const isAwaited = awaitMs === undefined || awaitFrom === undefined || context.mayCome(awaitFrom);
+  if (!isAwaited) context.store.counters.add('await.refused.no_link');
+  holdings.load(id, names, deadlineMs, events, isAwaited ? awaitMs : 0);
 }
 
 function stats(context: RequestContext): Extract<ServerBody, { $case: 'stats' }>['value'] {

@@ -36,6 +36,37 @@ it('a load waits for blocks that another session commits, and ends early when it
   expect(await decode.answer(alone, 'loadDone')).toEqual({ loaded: 2, reason: 'awaited' });
 });
 
+it('what another node would have to give is not waited for where nothing comes from there', async () => {
+  const there = 5n;
+  const asked: bigint[] = [];
+  rig.more = {
+    mayCome: (epoch) => {
+      asked.push(epoch);
+      return epoch === there;
+    },
+  };
+  await rig.start();
+  const [prefill, decode] = [await rig.attached(), await rig.attached()];
+  await put(prefill, 'x', 2);
+  const request = { hashes: packed('x', 4), deadlineMs: 20_000, awaitMs: 10_000 };
+  const load = async (awaitFrom?: bigint) => {
+    const id = decode.send({ $case: 'load', value: { ...request, ...(awaitFrom !== undefined && { awaitFrom }) } });
+    await decode.answer(id, 'ready');
+    return id;
+  };
+  // With what is here, and no clock has moved.
+  expect(await decode.answer(await load(6n), 'loadDone')).toEqual({ loaded: 2, reason: 'missing' });
+  const counters = async () => (await prefill.call({ $case: 'stats', value: {} }, 'stats')).counters;
+  expect((await counters())['await.refused.no_link']).toBe(1n);
+  for (const from of [there, undefined]) {
+    const id = await load(from);
+    expect((await counters())['await.blocks']).toBe(2n);
+    await decode.call({ $case: 'endLoad', value: { loadId: id } }, 'done');
+    expect(await decode.answer(id, 'loadDone')).toEqual({ loaded: 2, reason: 'cancelled' });
+  }
+  expect([asked, (await counters())['await.refused.no_link']]).toEqual([[6n, there], 1n]);
+});
+
 it('a node that wants token ids says so, and keeps those of blocks that it takes or has', async () => {
   const learnt: unknown[] = [];
   const tokens: TokenSink = {

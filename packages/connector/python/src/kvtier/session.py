@@ -152,14 +152,23 @@ class Session:
         return table.in_arena(hashes, self.hash_bytes, gaps) if table is not None and attachment.usable else None
 
     def load(
-        self, hashes: bytes, *, deadline_s: float, await_s: float = 0.0, on_ready: Callable[[Load], None] | None = None
+        self,
+        hashes: bytes,
+        *,
+        deadline_s: float,
+        await_s: float = 0.0,
+        await_from: int | None = None,
+        on_ready: Callable[[Load], None] | None = None,
     ) -> Load:
-        """Brings a chain into the arena and leases it. ``await_s``: blocks that nobody holds yet are waited for. ``on_ready``: called
-        on the session's thread whenever more of it is ready; it is short and raises nothing."""
+        """Brings a chain into the arena and leases it. ``await_s``: blocks that nobody holds yet are waited for, unless they are to come
+        from a node (``await_from``: its boot epoch) from which none can. ``on_ready``: called on the session's thread whenever more of it is
+        ready; it is short and raises nothing."""
         deadline_ms = max(1, int(deadline_s * 1000))
         fields: dict[str, Any] = {"hashes": self._packed(hashes), "deadline_ms": deadline_ms}
         if await_s > 0:
             fields["await_ms"] = max(1, int(await_s * 1000))
+            if await_from is not None:
+                fields["await_from"] = await_from
         attachment = self._present()
         load = Load(attachment, attachment.next_id(), len(hashes) // self.hash_bytes, fields, deadline_s + GRACE_S, on_ready)
         attachment.begun()

@@ -7,10 +7,11 @@ import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { type Page, pagesOfRows, type Rows } from '../kit/followers.ts';
 import { slicing } from '../kit/slices.ts';
-import { HolderTable, noRow } from './holder-table.ts';
+import { HolderTable, holderWords, noRow } from './holder-table.ts';
 
-/** Two bits each in a 32-bit number. */
-export const maxPeers = 16;
+/** Peers in one word of holders: two bits each. */
+const perWord = 16;
+export const maxPeers = holderWords * perWord;
 /** Namespaces that peers may name at a time; blocks of others are left out. */
 const maxNamespaces = 1 << 16;
 
@@ -20,8 +21,40 @@ interface Space {
   count: number;
 }
 
-export const bitOf = (peer: number, tier: 0 | 1): number => 1 << (peer * 2 + tier);
-export const bitsOf = (peer: number): number => 3 << (peer * 2);
+/** Bits of one peer: its arena's, that of what is below, or both. */
+export interface PeerBits {
+  readonly word: number;
+  readonly mask: number;
+}
+
+const tables = [1, 2, 3].map((bits) =>
+  Array.from({ length: maxPeers }, (_, peer): PeerBits => {
+    return Object.freeze({ word: Math.floor(peer / perWord), mask: bits << ((peer % perWord) * 2) });
+  }),
+);
+export const bitOf = (peer: number, tier: 0 | 1): PeerBits => tables[tier]![peer]!;
+export const bitsOf = (peer: number): PeerBits => tables[2]![peer]!;
+
+/** Peers, by their bits. */
+export class PeerSet {
+  readonly words = new Int32Array(holderWords);
+
+  get isEmpty(): boolean {
+    return this.words.every((word) => word === 0);
+  }
+
+  has({ word, mask }: PeerBits): boolean {
+    return (this.words[word]! & mask) !== 0;
+  }
+
+  add({ word, mask }: PeerBits): void {
+    this.words[word]! |= mask;
+  }
+
+  remove({ word, mask }: PeerBits): void {
+    this.words[word]! &= ~mask;
+  }
+}
 
 export class PeerDirectory implements Rows {
   readonly #table = new HolderTable();
@@ -30,8 +63,8 @@ export class PeerDirectory implements Rows {
   readonly #freeNumbers: number[] = [];
   readonly #maxBlocks: number;
   /** Bits of who is going, by drop: what is dropped once more before it has gone is gone after the later one. */
-  readonly #drops = new Set<{ readonly bits: number }>();
-  #going = 0;
+  readonly #drops = new Set<{ readonly bits: PeerBits }>();
+  readonly #going = new PeerSet();
   /** Blocks that did not fit. */
   leftOut = 0;
 
@@ -54,17 +87,25 @@ export class PeerDirectory implements Rows {
   }
 
   namespaceOfRow(row: number): Namespace | undefined {
-    return this.#table.holders(row) === 0 ? undefined : this.#byNumber[this.#table.namespace(row)]!.namespace;
+    return this.#table.isListed(row) ? this.#byNumber[this.#table.namespace(row)]!.namespace : undefined;
   }
 
   hashOfRow(row: number): HashKey {
     return this.#table.hash(row);
   }
 
-  /** Bits of who holds it; 0: nobody. */
-  holders(namespace: Namespace, hash: HashKey): number {
+  /** Who holds it, into `found`, which is returned: a table of all blocks is asked often, and sets would be garbage. */
+  holders(namespace: Namespace, hash: HashKey, found = new PeerSet()): PeerSet {
     const row = this.#find(namespace, hash);
-    return row === noRow ? 0 : this.#table.holders(row) & ~this.#going;
+    for (let word = 0; word < holderWords; word++)
+      found.words[word] = row === noRow ? 0 : this.#table.holders(row, word) & ~this.#going.words[word]!;
+    return found;
+  }
+
+  /** Whether the peer of these bits does. */
+  holds(namespace: Namespace, hash: HashKey, bits: PeerBits): boolean {
+    const row = this.#find(namespace, hash);
+    return row !== noRow && (this.#table.holders(row, bits.word) & bits.mask & ~this.#going.words[bits.word]!) !== 0;
   }
 
   /** Blocks that have an entry, from the first hash on. */
@@ -75,8 +116,8 @@ export class PeerDirectory implements Rows {
   }
 
   /** Returns the blocks that had no entry before. */
-  add(namespace: Namespace, hashes: readonly HashKey[], bits: number): HashKey[] {
-    invariant((bits & this.#going) === 0, 'peer directory: who is going holds something');
+  add(namespace: Namespace, hashes: readonly HashKey[], bits: PeerBits): HashKey[] {
+    invariant(!this.#going.has(bits), 'peer directory: who is going holds something');
     if (hashes.length === 0) return [];
     const space = this.#spaceOf(namespace);
     if (space === undefined) {
@@ -86,7 +127,7 @@ export class PeerDirectory implements Rows {
     const added: HashKey[] = [];
     for (const hash of hashes) {
       const hasRoom = this.#table.count < this.#maxBlocks;
-      if (this.#table.add(space.number, hash, bits, hasRoom) !== 0) continue;
+      if (this.#table.add(space.number, hash, bits.word, bits.mask, hasRoom)) continue;
       if (!hasRoom) this.leftOut++;
       else {
         space.count++;
@@ -97,13 +138,16 @@ export class PeerDirectory implements Rows {
     return added;
   }
 
-  /** Returns the blocks that have no entry any more. */
-  remove(namespace: Namespace, hashes: readonly HashKey[], bits: number): HashKey[] {
+  /** Returns the blocks that have no entry any more. Without `bits` nobody holds them. */
+  remove(namespace: Namespace, hashes: readonly HashKey[], bits?: PeerBits): HashKey[] {
     const space = this.#spaces.get(namespace.key);
     if (space === undefined) return [];
     const gone = hashes.filter((hash) => {
       const row = this.#table.find(space.number, hash);
-      return row !== noRow && this.#clear(row, bits);
+      if (row === noRow) return false;
+      if (bits !== undefined) return this.#clear(row, bits);
+      for (let word = 0; word < holderWords; word++) if (this.#clear(row, { word, mask: -1 })) return true;
+      return false;
     });
     this.#dropIfEmpty(space);
     return gone;
@@ -113,28 +157,27 @@ export class PeerDirectory implements Rows {
    * They hold nothing from now on. Each call of what it returns takes them out of some entries and returns the blocks whose entries
    * went with that; undefined: they are out. Until then nothing may be added for them.
    */
-  drop(bits: number): () => Page[] | undefined {
+  drop(bits: PeerBits): () => Page[] | undefined {
     const drop = { bits };
     this.#drops.add(drop);
-    this.#going |= bits;
+    this.#going.add(bits);
     let row = 0;
     return () => {
       if (!this.#drops.has(drop)) return undefined;
       if (row >= this.#table.rowCount) {
         this.#drops.delete(drop);
-        this.#going = 0;
-        for (const other of this.#drops) this.#going |= other.bits;
+        this.#going.words.fill(0);
+        for (const other of this.#drops) this.#going.add(other.bits);
         return undefined;
       }
       const gone = new Map<number, HashKey[]>();
       let looked = 0;
       for (let left = slicing.blocks; left > 0 && row < this.#table.rowCount && looked < 16 * slicing.blocks; row++) {
         looked++;
-        const holders = this.#table.holders(row);
-        if ((holders & bits) === 0) continue;
+        if ((this.#table.holders(row, bits.word) & bits.mask) === 0) continue;
         left--;
         const number = this.#table.namespace(row);
-        const hash = (holders & ~bits) === 0 ? this.#table.hash(row) : undefined;
+        const hash = this.#holdsAlone(row, bits) ? this.#table.hash(row) : undefined;
         this.#clear(row, bits);
         if (hash === undefined) continue;
         const hashes = gone.get(number);
@@ -156,7 +199,7 @@ export class PeerDirectory implements Rows {
     this.#byNumber.length = 0;
     this.#freeNumbers.length = 0;
     this.#drops.clear();
-    this.#going = 0;
+    this.#going.words.fill(0);
   }
 
   *all(): Generator<Page, void> {
@@ -190,13 +233,22 @@ export class PeerDirectory implements Rows {
   }
 
   /** Returns whether the entry went. */
-  #clear(row: number, bits: number): boolean {
-    const before = this.#table.holders(row);
-    const after = before & ~bits;
+  #clear(row: number, { word, mask }: PeerBits): boolean {
+    const before = this.#table.holders(row, word);
+    const after = before & ~mask;
     if (after === before) return false;
-    if (after === 0) this.#byNumber[this.#table.namespace(row)]!.count--;
-    this.#table.setHolders(row, after);
-    return after === 0;
+    const number = this.#table.namespace(row);
+    const isGone = this.#table.setHolders(row, word, after);
+    if (isGone) this.#byNumber[number]!.count--;
+    return isGone;
+  }
+
+  #holdsAlone(row: number, bits: PeerBits): boolean {
+    for (let word = 0; word < holderWords; word++) {
+      const mask = word === bits.word ? bits.mask : 0;
+      if ((this.#table.holders(row, word) & ~mask) !== 0) return false;
+    }
+    return true;
   }
 
   #dropIfEmpty({ namespace, number, count }: Space): void {

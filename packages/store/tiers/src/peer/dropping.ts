@@ -4,16 +4,16 @@
  */
 import type { Followers } from '../kit/followers.ts';
 import type { Slices } from '../kit/slices.ts';
-import type { PeerDirectory } from './directory.ts';
+import { type PeerBits, type PeerDirectory, PeerSet } from './directory.ts';
 
 export class Dropping {
   readonly #directory: PeerDirectory;
   readonly #followers: Followers;
   readonly #slices: Slices;
   /** Bits of peers that may hold something. */
-  #present = 0;
+  readonly #present = new PeerSet();
   /** Those that are being taken out of the directory. */
-  readonly #drops = new Set<{ readonly bits: number; readonly gone: Promise<void> }>();
+  readonly #drops = new Set<{ readonly bits: PeerBits; readonly gone: Promise<void> }>();
 
   constructor(directory: PeerDirectory, followers: Followers, slices: Slices) {
     this.#directory = directory;
@@ -22,17 +22,16 @@ export class Dropping {
   }
 
   /** Something of these peers is listed. */
-  held(bits: number): void {
-    this.#present |= bits;
+  held(bits: PeerBits): void {
+    this.#present.add(bits);
   }
 
   /** Nothing is read from these from now on; fulfilled when their entries are gone. */
-  dropped(bits: number): Promise<void> {
-    const others = this.#present & ~bits;
-    const isHeld = (this.#present & bits) !== 0;
-    this.#present = others;
+  dropped(bits: PeerBits): Promise<void> {
+    const isHeld = this.#present.has(bits);
+    this.#present.remove(bits);
     if (!isHeld) return this.#gone(bits);
-    if (others === 0) {
+    if (this.#present.isEmpty) {
       this.#directory.dropAll();
       this.#followers.cleared();
       return Promise.resolve();
@@ -56,7 +55,8 @@ export class Dropping {
   }
 
   /** What was dropped before may still be going. */
-  async #gone(bits: number): Promise<void> {
-    await Promise.all([...this.#drops].filter((drop) => (drop.bits & bits) !== 0).map(({ gone }) => gone));
+  async #gone({ word, mask }: PeerBits): Promise<void> {
+    const drops = [...this.#drops].filter(({ bits }) => bits.word === word && (bits.mask & mask) !== 0);
+    await Promise.all(drops.map(({ gone }) => gone));
   }
 }

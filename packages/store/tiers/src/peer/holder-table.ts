@@ -2,7 +2,8 @@
  * The rows of the peer directory, packed: 40 bytes a block and about 12 to find it, in chunks of typed arrays, outside of V8's heap, as ten million strings
  * in maps would stop the world again and again.
  *
- *     words  0–7 hash, zero padded · 8 namespace, bytes of the hash in the top 8 bits · 9 holders
+ *     words  0–7 hash, zero padded · 8 namespace, bytes of the hash in the top 8 bits (none: a free row) · 9 holders, word 0
+ *     beside them, from when somebody has them on: words 1, 2, 3 of holders, 4 bytes a row each
  *     name ──▶ 32 bits ──▶ row number (row-slots.ts)
  *
  * Invariants: exactly the rows with a holder are found by name, and a row stays where it is until it has none.
@@ -15,6 +16,9 @@ import { RowSlots } from '../kit/row-slots.ts';
 /** No row. */
 export const noRow = -1;
 
+/** Of holders, 32 bits each. */
+export const holderWords = 4;
+
 const words = 10;
 const namespaceAt = 8;
 const holdersAt = 9;
@@ -26,6 +30,8 @@ const shardBits = 9;
 
 export class HolderTable {
   readonly #chunks: Int32Array[] = [];
+  /** Words of holders beyond the first one, each in chunks as above; a chunk that is not there is all zeros. */
+  readonly #more: (Int32Array | undefined)[][] = Array.from({ length: holderWords - 1 }, () => []);
   readonly #slots = new RowSlots(shardBits);
   /** The row given back last, each leads to the one before in its first word. */
   #free = noRow;
@@ -46,7 +52,9 @@ export class HolderTable {
 
   /** Bytes of memory. */
   get bytes(): number {
-    return this.#chunks.length * words * 4 * (chunkMask + 1) + this.#slots.bytes;
+    let more = 0;
+    for (const chunks of this.#more) for (const chunk of chunks) more += chunk === undefined ? 0 : 4;
+    return (this.#chunks.length * words * 4 + more) * (chunkMask + 1) + this.#slots.bytes;
   }
 
   find(namespace: number, hash: HashKey): number {
@@ -54,44 +62,52 @@ export class HolderTable {
     return this.#find(mix(this.#name));
   }
 
-  /** More holders of a name. Returns those that it had; with none, and no room for it, nothing changes. */
-  add(namespace: number, hash: HashKey, holders: number, hasRoom: boolean): number {
+  /** More holders of a name, in one word. Returns whether it had any; with none, and no room for it, nothing changes. */
+  add(namespace: number, hash: HashKey, word: number, holders: number, hasRoom: boolean): boolean {
     this.#read(namespace, hash);
     const h = mix(this.#name);
     const found = this.#find(h);
     if (found !== noRow) {
-      const before = this.holders(found);
-      if ((before & holders) !== holders) this.setHolders(found, before | holders);
-      return before;
+      const before = this.holders(found, word);
+      if ((before & holders) !== holders) this.#put(found, word, before | holders);
+      return true;
     }
-    if (!hasRoom) return 0;
+    if (!hasRoom) return false;
     const row = this.#take();
     const chunk = this.#chunks[row >>> chunkBits]!;
     const at = (row & chunkMask) * words;
     const name = this.#name;
-    for (let word = 0; word <= namespaceAt; word++) chunk[at + word] = name[word]!;
-    chunk[at + holdersAt] = holders;
+    for (let each = 0; each <= namespaceAt; each++) chunk[at + each] = name[each]!;
+    this.#put(row, word, holders);
     this.#slots.add(h, row);
     this.#count++;
-    return 0;
+    return false;
   }
 
-  /** 0: nothing is listed in this row. */
-  holders(row: number): number {
-    return this.#chunks[row >>> chunkBits]![(row & chunkMask) * words + holdersAt]!;
+  /** Somebody holds what is in this row. */
+  isListed(row: number): boolean {
+    return this.#chunks[row >>> chunkBits]![(row & chunkMask) * words + namespaceAt]! >>> hashBytesShift !== 0;
   }
 
-  /** Without holders the row goes. */
-  setHolders(row: number, holders: number): void {
+  /** Those of one word. */
+  holders(row: number, word: number): number {
+    if (word === 0) return this.#chunks[row >>> chunkBits]![(row & chunkMask) * words + holdersAt]!;
+    const chunk = this.#more[word - 1]![row >>> chunkBits];
+    return chunk === undefined ? 0 : chunk[row & chunkMask]!;
+  }
+
+  /** Those of one word of a row that is listed. Without any holder the row goes: returns whether it did. */
+  setHolders(row: number, word: number, holders: number): boolean {
+    this.#put(row, word, holders);
+    for (let other = 0; other < holderWords; other++) if (this.holders(row, other) !== 0) return false;
     const chunk = this.#chunks[row >>> chunkBits]!;
     const at = (row & chunkMask) * words;
-    if (holders === 0) {
-      this.#unlist(row, at, chunk);
-      chunk[at] = this.#free;
-      this.#free = row;
-      this.#count--;
-    }
-    chunk[at + holdersAt] = holders;
+    this.#unlist(row, at, chunk);
+    chunk[at] = this.#free;
+    chunk[at + namespaceAt] = 0;
+    this.#free = row;
+    this.#count--;
+    return true;
   }
 
   namespace(row: number): number {
@@ -107,6 +123,7 @@ export class HolderTable {
 
   clear(): void {
     this.#chunks.length = 0;
+    for (const chunks of this.#more) chunks.length = 0;
     this.#slots.clear();
     this.#free = noRow;
     this.#rowCount = 0;
@@ -116,13 +133,30 @@ export class HolderTable {
   /** Throws InvariantError. */
   checkIntegrity(): void {
     const listed = this.#slots.checkIntegrity('peer directory', (row) => {
-      invariant(this.holders(row) !== 0, 'peer directory: a block that nobody holds');
+      let isHeld = false;
+      for (let word = 0; word < holderWords; word++) isHeld ||= this.holders(row, word) !== 0;
+      invariant(isHeld && this.isListed(row), 'peer directory: a block that nobody holds');
       invariant(this.find(this.namespace(row), this.hash(row)) === row, 'peer directory: a row cannot be found');
     });
     let free = 0;
     for (let row = this.#free; row !== noRow; free++)
       row = this.#chunks[row >>> chunkBits]![(row & chunkMask) * words]!;
     invariant(listed === this.#count && listed + free === this.#rowCount, 'peer directory: a row is lost');
+  }
+
+  #put(row: number, word: number, holders: number): void {
+    const at = row >>> chunkBits;
+    if (word === 0) this.#chunks[at]![(row & chunkMask) * words + holdersAt] = holders;
+    else {
+      const chunks = this.#more[word - 1]!;
+      if (chunks[at] === undefined) {
+        if (holders === 0) return;
+        // Up to this one, so that none is a hole.
+        while (chunks.length < at) chunks.push(undefined);
+        chunks[at] = new Int32Array(chunkMask + 1);
+      }
+      chunks[at]![row & chunkMask] = holders;
+    }
   }
 
   #read(namespace: number, hash: HashKey): void {

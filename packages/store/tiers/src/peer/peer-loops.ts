@@ -91,7 +91,7 @@ export class PeerLoops {
   #closed = false;
 
   constructor(options: PeerLoopsOptions) {
-    const { arena, tls, threads, maxConnections, maxStrangers = 64, stallMs } = options;
+    const { arena, tls, threads, maxConnections, maxStrangers = 256, stallMs } = options;
     this.#handle = native.peerOpen(arena, { threads, tls, maxConnections, maxStrangers, stallMs }, (rows, identities) =>
       this.#deliver(rows, identities),
     );

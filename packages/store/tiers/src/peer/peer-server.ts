@@ -52,6 +52,8 @@ export interface PeerServerOptions {
 }
 
 const defaultHeartbeatMs = 1000;
+/** More than any node has peers: where there are too many for each to have all, some are chosen by more than others. */
+const defaultMaxPeers = 256;
 /** A node that gives and says nothing for so many heartbeats is left alone by who fetches from it. */
 export const silentHeartbeats = 5;
 /** One that fetches costs little: it may stand still for longer before it is told all anew. */
@@ -101,7 +103,7 @@ export class PeerServer {
   private constructor(options: PeerServerOptions) {
     this.#options = options;
     this.#heartbeatMs = options.heartbeatMs ?? defaultHeartbeatMs;
-    const { arena, slots, below, arriving, security, maxStrangers = 32, maxLentBytes = 256 << 20 } = options;
+    const { arena, slots, below, arriving, security, maxStrangers = 128, maxLentBytes = 256 << 20 } = options;
     this.#below = new ReadsBelow({
       ...{ arena, slots, below, arriving },
       maxLentBytes: Math.min(maxLentBytes, Math.floor(slots.stats().capacityBytes / 8)),
@@ -175,7 +177,7 @@ export class PeerServer {
     };
     const { control, dataKey, peerEpoch } = await greet(socket, security, epoch, this.#hearing, track);
     this.#strangers.remove(socket);
-    if (this.counts.peers >= (this.#options.maxPeers ?? 64)) {
+    if (this.counts.peers >= (this.#options.maxPeers ?? defaultMaxPeers)) {
       const error = new KvError('BUSY', 'peer: more peers than this node serves; name it at fewer nodes');
       control.end(error);
       throw error;

@@ -25,7 +25,7 @@ import type {
   WriteStatus,
 } from '../kit/tier.ts';
 import type { PeerSecurity } from './control.ts';
-import { bitOf, bitsOf, maxPeers, PeerDirectory } from './directory.ts';
+import { bitOf, bitsOf, maxPeers, PeerDirectory, PeerSet } from './directory.ts';
 import { Dropping } from './dropping.ts';
 import type { ChangeMessage } from './frames.ts';
 import { maxHashes } from './frames.ts';
@@ -84,6 +84,8 @@ export class PeerTier implements Tier {
   readonly #open = new Set<Promise<void>>();
   readonly #slices = new Slices();
   readonly #dropping: Dropping;
+  /** Holders of the block that is looked at. */
+  readonly #found = new PeerSet();
   #pendingBytes = 0;
   #closed = false;
 
@@ -99,10 +101,18 @@ export class PeerTier implements Tier {
     this.#wanted = byName(options.peers);
   }
 
-  /** Other peers from now on, `maxPeers` at most (the first ones): who stays is not touched, who goes is let go of. */
-  setPeers(addresses: readonly PeerAddress[]): void {
-    this.#wanted = byName(addresses.slice(0, maxPeers));
+  /**
+   * Other peers from now on, `maxPeers` at most (the first ones), which are returned: who stays is not touched, who goes is let go of.
+   */
+  setPeers(addresses: readonly PeerAddress[]): readonly PeerAddress[] {
+    this.#wanted = new Map([...byName(addresses)].slice(0, maxPeers));
     this.#arrange();
+    return [...this.#wanted.values()];
+  }
+
+  /** Whether blocks of the node with this boot epoch can come: it is a peer, or may be one whose connection was lost a moment ago. */
+  mayCome(epoch: bigint): boolean {
+    return this.#peers.some((peer, index) => !this.#left.has(index) && peer.mayBe(epoch));
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
@@ -115,18 +125,19 @@ export class PeerTier implements Tier {
   /** Tells the holders, in bounded messages: their copy of what is used here should stay. */
   touch(namespace: Namespace, hashes: readonly HashKey[]): void {
     const held = hashes.slice(0, maxHashes);
-    for (const [index, peer] of this.#peers.entries()) {
-      const theirs = held.filter((hash) => (this.#directory.holders(namespace, hash) & bitsOf(index)) !== 0);
-      if (theirs.length > 0) peer.hint({ kind: 'hint', what: 'used', namespace, hashes: theirs });
+    const theirs = this.#peers.map((): HashKey[] => []);
+    for (const hash of held) {
+      const holders = this.#directory.holders(namespace, hash, this.#found);
+      for (let index = 0; index < theirs.length; index++) if (holders.has(bitsOf(index))) theirs[index]!.push(hash);
     }
+    for (const [index, hashes] of theirs.entries())
+      if (hashes.length > 0) this.#peers[index]!.hint({ kind: 'hint', what: 'used', namespace, hashes });
   }
 
   /** Tells the holders of the block: whoever pinned it has it in its arena. */
   endPin(namespace: Namespace, ticket: Buffer, hash: HashKey): void {
-    const holders = this.#directory.holders(namespace, hash);
-    for (const [index, peer] of this.#peers.entries()) {
-      if ((holders & bitsOf(index)) !== 0) peer.hint({ kind: 'endPin', namespace, ticket });
-    }
+    for (const index of this.#holdersOf(namespace, hash))
+      this.#peers[index]!.hint({ kind: 'endPin', namespace, ticket });
   }
 
   async write(_namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]> {
@@ -154,9 +165,9 @@ export class PeerTier implements Tier {
   }
 
   remove(namespace: Namespace, hashes: readonly HashKey[], reason: RemoveReason): number {
-    const held = hashes.filter((hash) => this.#directory.holders(namespace, hash) !== 0);
-    if (reason === 'corrupt') for (const hash of held) this.#tellCorrupt(namespace, hash, -1);
-    const gone = this.#directory.remove(namespace, held, -1);
+    const held = hashes.filter((hash) => !this.#directory.holders(namespace, hash, this.#found).isEmpty);
+    if (reason === 'corrupt') for (const hash of held) this.#tellCorrupt(namespace, hash);
+    const gone = this.#directory.remove(namespace, held);
     this.#followers.removed(namespace, gone);
     if (reason === 'corrupt') this.#counts.corrupt += gone.length;
     if (reason === 'evicted') this.#counts.evictions += gone.length;
@@ -259,8 +270,7 @@ export class PeerTier implements Tier {
     const ended: number[] = [];
     for (const index of indexes) {
       const bytes = reading.slotBytes[index]!;
-      const left = this.#directory.holders(reading.namespace, reading.blocks[index]!.hash) & ~reading.tried[index]!;
-      const peer = this.#closed ? -1 : this.#choose(reading, index, left, usable, loads);
+      const [peer, isLast] = this.#closed ? [-1, true] : this.#choose(reading, index, usable, loads);
       const isFull = this.#pendingBytes + bytes > this.#options.maxPendingBytes;
       if (isFull) reading.seen[index]! |= seenFailure;
       if (peer === -1 || isFull) {
@@ -270,7 +280,6 @@ export class PeerTier implements Tier {
       this.#pendingBytes += bytes;
       loads[peer]! += bytes;
       // Half of what is left while another holder could still be tried.
-      const isLast = (left & ~bitsOf(peer)) === 0;
       reading.deadlinesMs[index] = isLast ? reading.deadlineMs : nowMs + Math.max(1, (reading.deadlineMs - nowMs) / 2);
       chosen[peer]!.push(index);
     }
@@ -278,20 +287,31 @@ export class PeerTier implements Tier {
     for (const index of ended) this.#end(reading, index);
   }
 
-  /** Of those in `left`; -1: none of them can be asked. */
-  #choose(reading: Reading, index: number, left: number, usable: readonly boolean[], loads: readonly number[]): number {
+  /** Of the holders that were not tried, and whether no other one is left; -1: none of them can be asked. */
+  #choose(reading: Reading, index: number, usable: readonly boolean[], loads: readonly number[]): [number, boolean] {
     let best = -1;
     let bestCost = Number.POSITIVE_INFINITY;
+    let left = 0;
+    const holders = this.#directory.holders(reading.namespace, reading.blocks[index]!.hash, this.#found);
+    const tried = reading.triedAt(index);
     for (let peer = 0; peer < loads.length; peer++) {
-      if ((left & bitsOf(peer)) === 0) continue;
+      if (!holders.has(bitsOf(peer)) || tried.has(bitsOf(peer))) continue;
+      left++;
       if (!usable[peer]) {
         reading.seen[index]! |= seenFailure;
         continue;
       }
-      const cost = loads[peer]! + ((left & bitOf(peer, 0)) === 0 ? belowBytes : 0);
+      const cost = loads[peer]! + (holders.has(bitOf(peer, 0)) ? 0 : belowBytes);
       if (cost < bestCost) [best, bestCost] = [peer, cost];
     }
-    return best;
+    return [best, left === 1];
+  }
+
+  /** A holder that was not tried. */
+  #hasOther(reading: Reading, index: number): boolean {
+    const holders = this.#directory.holders(reading.namespace, reading.blocks[index]!.hash, this.#found);
+    const tried = reading.triedAt(index);
+    return this.#peers.some((_, peer) => holders.has(bitsOf(peer)) && !tried.has(bitsOf(peer)));
   }
 
   #fetched(reading: Reading, index: number, peer: number, result: FetchResult): void {
@@ -305,7 +325,7 @@ export class PeerTier implements Tier {
     }
     const { namespace } = reading;
     const { hash } = reading.blocks[index]!;
-    reading.tried[index]! |= bitsOf(peer);
+    reading.wasTried(index, bitsOf(peer));
     if (result === 'failed') {
       reading.seen[index]! |= seenFailure;
       this.#detail.failed_fetches++;
@@ -313,12 +333,11 @@ export class PeerTier implements Tier {
       if (result === 'corrupt') {
         reading.seen[index]! |= seenCorrupt;
         this.#counts.corrupt++;
-        this.#tellCorrupt(namespace, hash, bitsOf(peer));
+        this.#tellCorrupt(namespace, hash, peer);
       }
       this.#followers.removed(namespace, this.#directory.remove(namespace, [hash], bitsOf(peer)));
     }
-    const others = this.#directory.holders(namespace, hash) & ~reading.tried[index]!;
-    if (others !== 0 && performance.now() < reading.deadlineMs) this.#detail.second_tries++;
+    if (this.#hasOther(reading, index) && performance.now() < reading.deadlineMs) this.#detail.second_tries++;
     this.#fetch(reading, [index]);
   }
 
@@ -328,11 +347,18 @@ export class PeerTier implements Tier {
     reading.end(index, status);
   }
 
-  #tellCorrupt(namespace: Namespace, hash: HashKey, bits: number): void {
-    const holders = this.#directory.holders(namespace, hash) & bits;
-    for (const [index, peer] of this.#peers.entries()) {
-      if ((holders & bitsOf(index)) !== 0) peer.hint({ kind: 'hint', what: 'corrupt', namespace, hashes: [hash] });
+  /** All that hold it, or the one. */
+  #tellCorrupt(namespace: Namespace, hash: HashKey, only?: number): void {
+    for (const index of this.#holdersOf(namespace, hash)) {
+      if (only !== undefined && index !== only) continue;
+      this.#peers[index]!.hint({ kind: 'hint', what: 'corrupt', namespace, hashes: [hash] });
     }
+  }
+
+  /** A list, as what is said to one of them may end its connection, and what it was asked for is sought elsewhere meanwhile. */
+  #holdersOf(namespace: Namespace, hash: HashKey): number[] {
+    const holders = this.#directory.holders(namespace, hash, this.#found);
+    return [...this.#peers.keys()].filter((index) => holders.has(bitsOf(index)));
   }
 
   #changed(peer: number, { tier, change, namespace, hashes }: ChangeMessage): Promise<void> | undefined {

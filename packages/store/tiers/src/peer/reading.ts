@@ -6,11 +6,14 @@ import { invariant } from '@kvtier/errors';
 import type { Namespace } from '@kvtier/identity';
 import { identitiesOf } from '../disk/disk-io.ts';
 import type { ReadStatus, SlotBlock } from '../kit/tier.ts';
+import { type PeerBits, PeerSet } from './directory.ts';
 import type { FetchBlocks } from './peer-loops.ts';
 
 /** What was seen of a block while it was sought. */
 export const seenFailure = 1;
 export const seenCorrupt = 2;
+
+const nobody = new PeerSet();
 
 export class Reading implements FetchBlocks {
   readonly namespace: Namespace;
@@ -22,8 +25,8 @@ export class Reading implements FetchBlocks {
   readonly deadlinesMs: Float64Array;
   /** Of the read. */
   readonly deadlineMs: number;
-  /** Bits of peers that did not deliver. */
-  readonly tried: Uint32Array;
+  /** By block, made when the first one is needed: peers that did not deliver. */
+  readonly #tried: (PeerSet | undefined)[] = [];
   readonly seen: Uint8Array;
   readonly ended: Promise<void>;
   readonly #onDone: (index: number, status: ReadStatus) => void;
@@ -44,7 +47,6 @@ export class Reading implements FetchBlocks {
     this.slots = new Float64Array(count);
     this.slotBytes = new Float64Array(count);
     this.deadlinesMs = new Float64Array(count).fill(deadlineMs);
-    this.tried = new Uint32Array(count);
     this.seen = new Uint8Array(count);
     this.identities = identitiesOf(
       namespace,
@@ -59,6 +61,17 @@ export class Reading implements FetchBlocks {
     this.ended = new Promise((resolve) => {
       this.#resolve = resolve;
     });
+  }
+
+  triedAt(index: number): Pick<PeerSet, 'has'> {
+    return this.#tried[index] ?? nobody;
+  }
+
+  /** It did not deliver this one. */
+  wasTried(index: number, bits: PeerBits): void {
+    const tried = this.#tried[index] ?? new PeerSet();
+    tried.add(bits);
+    this.#tried[index] = tried;
   }
 
   end(index: number, status: ReadStatus): void {

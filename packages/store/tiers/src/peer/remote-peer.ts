@@ -63,6 +63,8 @@ interface Session {
   readonly dataPort: number;
   readonly session: Buffer;
   readonly dataKey: Buffer;
+  /** Boot epoch of the node. */
+  readonly epoch: bigint;
 }
 
 const minRetryMs = 100;
@@ -88,6 +90,7 @@ export class RemotePeer<Blocks extends FetchBlocks> {
   #listed = false;
   #reason = 'not connected yet';
   readonly #sinceMs = performance.now();
+  #awaySinceMs = this.#sinceMs;
   #wasConnected = false;
   #isWarned = false;
 
@@ -112,6 +115,12 @@ export class RemotePeer<Blocks extends FetchBlocks> {
 
   get connected(): boolean {
     return this.#session !== undefined;
+  }
+
+  /** It is the node with this boot epoch, or may be: it is connected again soon, if it ever is. */
+  mayBe(epoch: bigint): boolean {
+    if (this.#session !== undefined) return this.#session.epoch === epoch;
+    return performance.now() - this.#awaySinceMs < 2 * this.#options.maxRetryMs;
   }
 
   /** Why it is not connected; "" when it is. */
@@ -181,7 +190,7 @@ export class RemotePeer<Blocks extends FetchBlocks> {
       });
       return;
     }
-    this.#session = { control, host, dataPort, session, dataKey };
+    this.#session = { control, host, dataPort, session, dataKey, epoch: peerEpoch };
     this.#suspect = false;
     this.#listed = false;
     this.#failures = 0;
@@ -226,6 +235,7 @@ export class RemotePeer<Blocks extends FetchBlocks> {
   #ended(error: KvError): void {
     const streams = this.#streams;
     this.#session = undefined;
+    this.#awaySinceMs = performance.now();
     this.#streams = [];
     for (const stream of streams) {
       clearTimeout(stream.retry);

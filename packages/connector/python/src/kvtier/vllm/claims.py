@@ -169,9 +169,10 @@ class Claims:
         usable = prefixes.usable(end, local_tokens, all_tokens)
         if usable < end:
             end = prefixes.longest(held, local_tokens, usable)
-        await_s = 0.0
-        if known.promise is not None:
+        await_s, promise = 0.0, known.promise
+        if promise is not None:
             end, await_s = self._promised(known, lookups.attached, end, local_tokens, limit)
+        await_from = promise.node if promise is not None and await_s else None
         tokens = end - local_tokens
         if tokens <= 0 or tokens < options.min_load_tokens:
             known.fruitless = (held, local_tokens, all_tokens)
@@ -185,7 +186,7 @@ class Claims:
         if options.plan_loads and not await_s and lookups.estimated_ms(tokens) > deadline_ms:
             return self._deny(known, "slow")
         deadline_s = max(deadline_ms / 1e3, await_s)
-        stage = known.stage = Stage(lookups, self._node.copies, prefixes, local_tokens, end, deadline_s, await_s)
+        stage = known.stage = Stage(lookups, self._node.copies, prefixes, local_tokens, end, deadline_s, await_s, await_from)
         self._room.leased += 1
         self._add("loads", 1)
         if options.patience_us and self.standing.wait(stage):

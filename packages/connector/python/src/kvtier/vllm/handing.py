@@ -55,7 +55,8 @@ class Handing:
             ticket = os.urandom(promises.TICKET_BYTES)
             self._node.pin(attached, chains_of(known.hashes, self._groups, tokens), self._options.pin_ms / 1e3, ticket)
         namespace = promises.namespace_of([share.namespace for share in attached.shares])
-        promise = promises.Promise(namespace, tokens, known.hashes[tokens // self._hash_tokens - 1].hex(), ticket)
+        node = attached.attachments[0].boot_epoch
+        promise = promises.Promise(namespace, tokens, known.hashes[tokens // self._hash_tokens - 1].hex(), ticket, node)
         return promises.answer(
             promise,
             engine=self._engine_id,

@@ -16,6 +16,7 @@ from typing import Any
 
 KEY = "kvtier"
 TICKET_BYTES = 16
+NODE_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Promise:
     last_hash: str
     #: By which its pins are ended before their time; empty: it has none.
     ticket: bytes = b""
+    #: Boot epoch of the node that has them, by which another one knows whether they can come from there; None: it is not said.
+    node: int | None = None
 
 
 def namespace_of(namespaces: Sequence[bytes]) -> str:
@@ -54,7 +57,7 @@ def read(params: Any) -> Promise | None:
     sound = isinstance(tokens, int) and not isinstance(tokens, bool) and 0 < tokens < 1 << 32
     if not sound or not isinstance(namespace, str) or not isinstance(last, str) or len(namespace) != 64 or len(last) > 128:
         return None
-    return Promise(namespace, tokens, last, _ticket(said.get("ticket")))
+    return Promise(namespace, tokens, last, _ticket(said.get("ticket")), _node(said.get("node")))
 
 
 def _ticket(said: Any) -> bytes:
@@ -64,11 +67,20 @@ def _ticket(said: Any) -> bytes:
         return b""
 
 
+def _node(said: Any) -> int | None:
+    try:
+        return int.from_bytes(bytes.fromhex(said), "big") if isinstance(said, str) and len(said) == 2 * NODE_BYTES else None
+    except ValueError:
+        return None
+
+
 def answer(promise: Promise, *, engine: str, request: str, groups: int, tensor_ranks: int, only_ours: bool = False) -> dict[str, Any]:
     """The response's `kv_transfer_params`, for the router to hand on as they are. `only_ours`: without NIXL's keys."""
     ours = {"namespace": promise.namespace, "tokens": promise.tokens, "last_hash": promise.last_hash}
     if promise.ticket:
         ours["ticket"] = promise.ticket.hex()
+    if promise.node is not None:
+        ours["node"] = promise.node.to_bytes(NODE_BYTES, "big").hex()
     if only_ours:
         return {KEY: ours}
     return {

@@ -58,6 +58,7 @@ class Stage:
         end_tokens: int,
         deadline_s: float,
         await_s: float = 0.0,
+        await_from: int | None = None,
     ) -> None:
         attached = self.attached = lookups.attached
         self.first_tokens = first_tokens
@@ -83,7 +84,9 @@ class Stage:
                 chain = lookups.chains[group.index][first * size : end * size]
             one = _Leased(share, first)
             self._leased.append(one)
-            one.load = session.load(chain, deadline_s=deadline_s, await_s=await_s, on_ready=partial(self._check, one))
+            one.load = session.load(
+                chain, deadline_s=deadline_s, await_s=await_s, await_from=await_from, on_ready=partial(self._check, one)
+            )
 
     @property
     def alive(self) -> bool:

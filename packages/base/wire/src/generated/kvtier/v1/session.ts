@@ -168,7 +168,14 @@ export interface Load {
    * Blocks that no tier holds yet are waited for: another engine computes them now. So long after the last block became ready, or
    * after the load began, the wait ends with reason "awaited". 0: what is not held ends the load.
    */
-  awaitMs?: number | undefined;
+  awaitMs?:
+    | number
+    | undefined;
+  /**
+   * Boot epoch of the node that the other engine stores them in: where nothing comes from there, nothing is waited for. Absent: the
+   * other engine's node is not known, and they may come from any.
+   */
+  awaitFrom?: bigint | undefined;
 }
 
 /** End a load early: LoadDone with what is ready, reason "cancelled"; its lease stays. Done{count}: 1, or 0 when it had ended. */
@@ -1232,7 +1239,7 @@ export const TierSpan: MessageFns<TierSpan> = {
 };
 
 function createBaseLoad(): Load {
-  return { hashes: Buffer.alloc(0), deadlineMs: 0, awaitMs: undefined };
+  return { hashes: Buffer.alloc(0), deadlineMs: 0, awaitMs: undefined, awaitFrom: undefined };
 }
 
 export const Load: MessageFns<Load> = {
@@ -1245,6 +1252,12 @@ export const Load: MessageFns<Load> = {
     }
     if (message.awaitMs !== undefined) {
       writer.uint32(24).uint32(message.awaitMs);
+    }
+    if (message.awaitFrom !== undefined) {
+      if (BigInt.asUintN(64, message.awaitFrom) !== message.awaitFrom) {
+        throw new globalThis.Error("value provided for field message.awaitFrom of type fixed64 too large");
+      }
+      writer.uint32(33).fixed64(message.awaitFrom);
     }
     return writer;
   },
@@ -1284,6 +1297,14 @@ export const Load: MessageFns<Load> = {
             }
 
             message.awaitMs = reader.uint32();
+            continue;
+          }
+          case 4: {
+            if (tag !== 33) {
+              break;
+            }
+
+            message.awaitFrom = reader.fixed64() as bigint;
             continue;
           }
         }
