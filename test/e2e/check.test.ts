@@ -71,6 +71,16 @@ it.each<[string, Name, object, number, (string | RegExp)[]]>([
     ],
   ],
   [
+    'a pod without a scheme',
+    'coordinator',
+    {
+      engine: undefined,
+      discovery: { kind: 'static', workers: [{ name: 'a', kind: 'openai', address: '10.0.0.1:8000' }] },
+    },
+    78,
+    [`CONFIG: DIR/config.json: discovery.workers.0.address: write http://HOST:PORT or https://HOST:PORT${mended}`],
+  ],
+  [
     'every file that cannot be used',
     'coordinator',
     {

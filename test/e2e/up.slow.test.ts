@@ -125,10 +125,10 @@ describe('kvtier up', () => {
   });
 });
 
-describe('what cannot work is one line and exit code 1', () => {
-  const refused = async (message: RegExp, ...args: string[]): Promise<void> => {
+describe('what cannot work is one line, and exit code 78 where it was written so', () => {
+  const refused = async (message: RegExp, ...args: string[]): Promise<number | null> => {
     const { code, stdout, stderr } = await kvtier(...args);
-    expect({ code, stdout }).toEqual({ code: 1, stdout: '' });
+    expect(stdout).toBe('');
     expect(stderr).toMatch(message);
     expect(
       stderr
@@ -137,6 +137,7 @@ describe('what cannot work is one line and exit code 1', () => {
         .filter((line) => line.startsWith('kvtier: ')),
     ).toHaveLength(1);
     expect(machine.left()).toEqual([]);
+    return code;
   };
 
   it('a port that is taken', async () => {
@@ -145,12 +146,13 @@ describe('what cannot work is one line and exit code 1', () => {
       server.listen(0, '127.0.0.1', () => resolve((server.address() as { port: number }).port));
     });
     try {
-      await refused(
+      const code = await refused(
         new RegExp(
           `^kvtier: port ${port} on 127.0.0.1 is taken; choose another: npm start -- --port ${port < 65_000 ? port + 1 : 8001}\n$`,
         ),
         ...['up', '--port', String(port), '--data-dir', machine.dataDir],
       );
+      expect(code).toBe(1);
     } finally {
       server.close();
     }
@@ -158,21 +160,30 @@ describe('what cannot work is one line and exit code 1', () => {
 
   it('a model folder that is not there, or damaged', async () => {
     const up = ['up', '--port', '0', '--data-dir', machine.dataDir, '--no-tier', '--model'];
-    await refused(/^kvtier: --model \/nowhere: no such folder; /, ...up, '/nowhere');
+    expect(await refused(/^kvtier: --model \/nowhere: no such folder; /, ...up, '/nowhere')).toBe(1);
     const broken = join(machine.folder, 'broken');
     mkdirSync(broken);
     writeFileSync(join(broken, 'config.json'), '{');
-    await refused(/^kvtier: engine-worker: MODEL: .*broken\/config\.json/m, ...up, broken);
+    expect(await refused(/^kvtier: engine-worker: MODEL: .*broken\/config\.json/m, ...up, broken)).toBe(1);
   });
 
   it('an unknown option, and an unknown command', async () => {
-    await refused(/^kvtier: --prot: unknown option; did you mean --port\?\n$/, 'up', '--prot', '1');
-    await refused(/^kvtier: upp: unknown command; did you mean kvtier up\?\n$/, 'upp');
+    expect(await refused(/^kvtier: --prot: unknown option; did you mean --port\?\n$/, 'up', '--prot', '1')).toBe(78);
+    expect(await refused(/^kvtier: upp: unknown command; did you mean kvtier up\?\n$/, 'upp')).toBe(78);
   });
 
   it('more memory than the machine shares', async () => {
     const up = ['up', '--port', '0', '--data-dir', machine.dataDir];
-    await refused(/^kvtier: --arena-bytes: 900 TiB is more than \/dev\/shm has free/, ...up, '--arena-bytes', '900TiB');
-    await refused(/^kvtier: --disk-bytes: 900 TiB is more than the disk/, ...up, '--disk-bytes', '900TiB');
+    expect(
+      await refused(
+        /^kvtier: --arena-bytes: 900 TiB is more than \/dev\/shm has free/,
+        ...up,
+        '--arena-bytes',
+        '900TiB',
+      ),
+    ).toBe(1);
+    expect(await refused(/^kvtier: --disk-bytes: 900 TiB is more than the disk/, ...up, '--disk-bytes', '900TiB')).toBe(
+      1,
+    );
   });
 });

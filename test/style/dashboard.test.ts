@@ -50,12 +50,26 @@ it.each(targets.map(([title, { expr }]) => [title, expr] as const))('%s: no work
   if (isOfWorkers && isSum) expect(groupedBy(expr)).toContain('instance');
 });
 
+it('pods of vLLM are seen by what their own connector tells: loads, stores, and why not', () => {
+  const all = targets.map(([, { expr }]) => expr).join('\n');
+  const told = ['loaded_tokens_total', 'stored_blocks_total', 'store_refused_blocks_total', 'denied_total', 'attached'];
+  expect(told.filter((name) => !all.includes(`vllm:kvtier_${name}{instance=~"$pod"`))).toEqual([]);
+  expect(all).toContain('sum by (instance, reason) (rate(vllm:kvtier_denied_total');
+});
+
+it('a part of a tier that is out is seen, too', () => {
+  const [, { expr }] = targets.find(([title, { refId }]) => title === 'Out of service' && refId === 'B')!;
+  expect(/name=~"([^"]+)"/.exec(expr)![1]!.split('|')).toEqual([
+    ...['devices_out_of_service', 'devices_without_space', 'partitions_out', 'writes_refused'],
+  ]);
+});
+
 it('what it lets choose is asked of metrics that there are, and used', () => {
   const [datasource, ...queries] = dashboard.templating.list;
   expect(datasource).toMatchObject({ name: 'datasource', type: 'datasource', query: 'prometheus' });
   const all = targets.map(([, { expr }]) => expr).join('\n');
   for (const { name, query } of queries) {
-    const [, metric, label] = /^label_values\((\w+), (\w+)\)$/.exec((query as { query: string }).query)!;
+    const [, metric, label] = /^label_values\(([\w:]+), (\w+)\)$/.exec((query as { query: string }).query)!;
     expect(problemsOf(`max by (${label}) (${metric})`)).toEqual([]);
     expect(all).toContain(`"$${name}"`);
   }
@@ -99,6 +113,12 @@ describe('a query is refused that asks for', () => {
       'one other among several',
       'kvtier_tier_detail{name=~"fetched_bytes|lost"}',
       'kvtier_tier_detail: no lost is documented',
+    ],
+    ['another count of a pod', 'vllm:kvtier_lost_total', 'vllm:kvtier_lost_total: no such metric'],
+    [
+      'another label of a pod',
+      'vllm:kvtier_loads_total{reason="slow"}',
+      'vllm:kvtier_loads_total: has no label reason',
     ],
     ['nothing', 'up == 0', 'asks for nothing of kvtier'],
   ])('%s', (_, query, problem) => expect(problemsOf(query)).toEqual([problem]));

@@ -13,10 +13,16 @@ it('one version, that of package.json', () => {
 });
 
 it('a configuration that cannot work is told by one exit code', () => {
-  const code = /const configExitCode = (\d+);/.exec(read('packages/base/telemetry/src/service.ts'))![1]!;
+  const code = /const configExitCode = (\d+);/.exec(read('packages/base/errors/src/exit-code.ts'))![1]!;
   for (const unit of filesBelow('infra/systemd', ['.service']))
     expect(read(unit).split('\n'), unit).toContain(`RestartPreventExitStatus=${code}`);
-  const pages = ['docs/errors.md', 'docs/cache-node.md', 'docs/engine-worker.md', 'docs/coordinator.md'];
+  const pages = [
+    'docs/errors.md',
+    'docs/cache-node.md',
+    'docs/engine-worker.md',
+    'docs/coordinator.md',
+    'docs/operating.md',
+  ];
   expect(pages.filter((page) => !new RegExp(`\\b${code}\\b`).test(read(page)))).toEqual([]);
 });
 

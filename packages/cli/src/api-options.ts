@@ -8,6 +8,7 @@ import { type CoordinatorInput, coordinatorSchema } from '@kvtier/config';
 import { RenewedFiles } from '@kvtier/config/files';
 import { pemFile, pemsIn } from '@kvtier/config/pems';
 import { KvError } from '@kvtier/errors';
+import { miswritten } from './miswritten.ts';
 
 /** As the coordinator's configuration has it. */
 export type ApiServerPlace = Pick<CoordinatorInput, 'tls' | 'apiKeysFile' | 'adminKeysFile' | 'trustedNetwork'> & {
@@ -43,9 +44,8 @@ export const apiHelp = `\
 export function apiServerPlace(flags: ApiFlags): ApiServerPlace {
   const { host = '127.0.0.1', 'tls-cert': cert, 'tls-key': key, 'tls-client-ca': clientCa } = flags;
   const alone = cert === undefined ? (['tls-key', 'tls-client-ca'] as const).find((name) => flags[name]) : undefined;
-  if (alone) throw new KvError('CONFIG', `--${alone}: goes with --tls-cert; give it, too`);
-  if (cert !== undefined && key === undefined)
-    throw new KvError('CONFIG', '--tls-cert: goes with --tls-key; give it, too');
+  if (alone) throw miswritten(`--${alone}: goes with --tls-cert; give it, too`);
+  if (cert !== undefined && key === undefined) throw miswritten('--tls-cert: goes with --tls-key; give it, too');
   for (const name of files) checkReadable(name, flags[name]);
   const tls = cert === undefined || key === undefined ? null : { certFile: resolve(cert), keyFile: resolve(key) };
   const place: ApiServerPlace = {
@@ -57,10 +57,10 @@ export function apiServerPlace(flags: ApiFlags): ApiServerPlace {
   };
   const refused = coordinatorSchema.safeParse({ ...place, port: 0 }).error?.issues[0];
   if (refused === undefined) return place;
-  if (refused.path[0] === 'host') throw new KvError('CONFIG', `--host: "${host}" is not ${refused.message}`);
+  if (refused.path[0] === 'host') throw miswritten(`--host: "${host}" is not ${refused.message}`);
   const missing =
     tls === null ? '--tls-cert and --tls-key, and --api-keys or --tls-client-ca' : '--api-keys or --tls-client-ca';
-  throw new KvError('CONFIG', `--host: ${host} is not loopback; give ${missing}, or say --trusted-network`);
+  throw miswritten(`--host: ${host} is not loopback; give ${missing}, or say --trusted-network`);
 }
 
 /** What the coordinator would refuse, told in the names of the options. @throws KvError CONFIG */

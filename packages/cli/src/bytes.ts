@@ -1,5 +1,5 @@
 /** Byte counts as people write them on a command line: "1GiB", "512m", "64 KiB", "1073741824". */
-import { KvError } from '@kvtier/errors';
+import { miswritten } from './miswritten.ts';
 
 const units: Readonly<Record<string, number>> = { '': 1, k: 2 ** 10, m: 2 ** 20, g: 2 ** 30, t: 2 ** 40 };
 
@@ -9,9 +9,9 @@ export function parseBytes(text: string, option: string, minBytes = 1): number {
   const bytes = match ? Math.floor(Number(match[1]) * units[match[2]!.toLowerCase()]!) : Number.NaN;
   if (Number.isSafeInteger(bytes) && bytes >= minBytes) return bytes;
   if (bytes < minBytes) {
-    throw new KvError('CONFIG', `${option}: "${text}" is too little; ask for ${formatBytes(minBytes)} or more`);
+    throw miswritten(`${option}: "${text}" is too little; ask for ${formatBytes(minBytes)} or more`);
   }
-  throw new KvError('CONFIG', `${option}: "${text}" is not a number of bytes; write for example 512MiB or 2GiB`);
+  throw miswritten(`${option}: "${text}" is not a number of bytes; write for example 512MiB or 2GiB`);
 }
 
 export function formatBytes(bytes: number): string {

@@ -18,11 +18,18 @@ const redis = { servers: ['rediss://127.0.0.1:1'], bytes: 2 ** 26, tls: { caFile
 writeFileSync(file('node.json'), JSON.stringify({ redis }));
 
 const sizes = ['--data-dir', file('data'), '--arena-bytes', '8m', '--disk-bytes', '64m'];
-async function problems(...args: string[]): Promise<string[]> {
+async function checked(...args: string[]): Promise<{ lines: string[]; code: number }> {
   const before = readdirSync(dir);
-  const said = await checkSystem(parseUp(['--check', ...sizes, ...args])!);
+  const { lines, code } = await checkSystem(parseUp(['--check', ...sizes, ...args])!);
   expect([readdirSync(dir), existsSync('/tmp/kvtier-check')]).toEqual([before, false]);
-  return said.map((line) => line.replaceAll(dir, 'DIR'));
+  return { lines: lines.map((line) => line.replaceAll(dir, 'DIR')), code };
+}
+
+/** Of what was found, and not written: none but 0 and 1. */
+async function problems(...args: string[]): Promise<string[]> {
+  const { lines, code } = await checked(...args);
+  expect(code).toBe(lines.length === 0 ? 0 : 1);
+  return lines;
 }
 
 it('sound: several engines and nodes, TLS, keys; no folder is made', async () => {
@@ -93,4 +100,23 @@ it('a configuration of the node that is longer than a variable may be', async ()
   expect(await problems('--node-config', file('quotas.json'))).toEqual([
     expect.stringMatching(/^cache-node: CONFIG: redis\.tls\.caFile: DIR\/own\.key: holds a private key/),
   ]);
+}, 60_000);
+
+it('what is written wrongly ends it with 78, as a start', async () => {
+  expect(await checked('--engines', '2', '--kv-bytes', '1m')).toEqual({
+    lines: ['kvtier: --kv-bytes: 1 MiB are too little for 2 engines; give them 2 MiB'],
+    code: 78,
+  });
+  expect(await checked('--engines', '2', '--nodes', '2')).toEqual({
+    lines: ['kvtier: --arena-bytes: 8 MiB are too little for 2 nodes; give them 16 MiB'],
+    code: 78,
+  });
+  const twice = ['--arena-bytes', '16m', '--disk-bytes', '128m'];
+  writeFileSync(file('member.json'), JSON.stringify({ membership: { redis: { servers: ['unix:/r'] }, name: 'a' } }));
+  expect(await checked('--engines', '2', '--nodes', '2', '--node-config', file('member.json'), ...twice)).toEqual({
+    lines: [
+      'kvtier: --node-config: "membership" is of one node, and there would be 2; remove it, or ask for --nodes 1',
+    ],
+    code: 78,
+  });
 }, 60_000);

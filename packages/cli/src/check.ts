@@ -10,7 +10,7 @@ import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { usableCores } from '@kvtier/config';
 import { ownArenaBytes } from '@kvtier/data-plane/places';
-import { KvError } from '@kvtier/errors';
+import { configExitCode, exitCodeOf, KvError } from '@kvtier/errors';
 import { checkModel } from '@kvtier/model';
 import { checkTls } from './api-options.ts';
 import { planMembers } from './members.ts';
@@ -24,14 +24,27 @@ const checkMs = 60_000;
 /** Sockets of a start lie in a folder that it makes; this one is never there. */
 const runDir = '/tmp/kvtier-check';
 
-/** Lines that say what is wrong; none: a start would begin. */
-export async function checkSystem(options: UpOptions): Promise<readonly string[]> {
-  const problems: string[] = [];
+interface Checked {
+  /** What is wrong; none: a start would begin. */
+  readonly lines: readonly string[];
+  /** That of a start. */
+  readonly code: number;
+}
+
+interface Problem {
+  readonly line: string;
+  /** It was written so, and not found. */
+  readonly isFinal: boolean;
+}
+
+export async function checkSystem(options: UpOptions): Promise<Checked> {
+  const problems: Problem[] = [];
   const look = async <T>(what: () => T | Promise<T>): Promise<T | undefined> => {
     try {
       return await what();
     } catch (error) {
-      problems.push(`kvtier: ${KvError.from(error, 'SETUP').message}`);
+      const { message, isFinal } = KvError.from(error, 'SETUP');
+      problems.push({ line: `kvtier: ${message}`, isFinal });
       return undefined;
     }
   };
@@ -44,14 +57,15 @@ export async function checkSystem(options: UpOptions): Promise<readonly string[]
   const services = await look(() => planned(options, model ?? { name: '', dir: '' }));
   // The coordinator would say the same of TLS again.
   const asked = (services ?? []).filter(({ program }) => program !== 'coordinator' || isTlsSound);
-  const saying: Promise<string[]>[] = [];
+  const saying: Promise<Problem[]>[] = [];
   for (const service of asked) {
     await setImmediate();
     saying.push(said(service));
   }
-  const lines = (await Promise.all(saying)).flat();
+  const theirs = (await Promise.all(saying)).flat();
   // And the node the same of the data folder.
-  return [...problems, ...lines.filter((line) => isFolderSound === true || !/^\S+: \w+: dataDir: /.test(line))];
+  problems.push(...theirs.filter(({ line }) => isFolderSound === true || !/^\S+: \w+: dataDir: /.test(line)));
+  return { lines: problems.map(({ line }) => line), code: problems.length === 0 ? 0 : exitCodeOf(problems) };
 }
 
 /** One of each kind: several are configured alike. Of engines there is nothing to read but the model. */
@@ -67,7 +81,7 @@ function planned(options: UpOptions, model: { readonly name: string; readonly di
   return (['coordinator', 'cache-node'] as const).flatMap((kind) => all.find(({ program }) => program === kind) ?? []);
 }
 
-async function said(service: ServiceSpec): Promise<string[]> {
+async function said(service: ServiceSpec): Promise<Problem[]> {
   const config = JSON.parse(configText(service)) as { peers?: object };
   delete config.peers; // of several nodes, whose secret is made by a start
   const text = JSON.stringify(config);
@@ -82,19 +96,20 @@ async function said(service: ServiceSpec): Promise<string[]> {
     const args = nodeArgs.map((arg) => (arg === file.path ? path : arg));
     return await answered(args, env, unseen);
   } catch (error) {
-    return [`${unseen} (${(error as Error).message}); ask its own program, by --check`];
+    return [{ line: `${unseen} (${(error as Error).message}); ask its own program, by --check`, isFinal: false }];
   } finally {
     if (folder !== undefined) rmSync(folder, { recursive: true, force: true });
   }
 }
 
 /** What a service's program says of its configuration. */
-function answered(nodeArgs: readonly string[], env: ServiceSpec['env'], unseen: string): Promise<string[]> {
+function answered(nodeArgs: readonly string[], env: ServiceSpec['env'], unseen: string): Promise<Problem[]> {
   const place = { env: { ...process.env, ...env }, timeout: checkMs };
   return new Promise((resolve) => {
     execFile(process.execPath, [...nodeArgs, '--check'], place, (error, _, text) => {
       const lines = text.split('\n').filter((line) => line !== '');
-      resolve(error === null || lines.length > 0 ? lines : [unseen]);
+      const all = error === null || lines.length > 0 ? lines : [unseen];
+      resolve(all.map((line) => ({ line, isFinal: error?.code === configExitCode })));
     });
   });
 }

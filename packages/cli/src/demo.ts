@@ -13,6 +13,7 @@ import { KvError } from '@kvtier/errors';
 import { type Completion, complete, resetPrefixCache, waitUntilServing } from './client.ts';
 import { DemoTable, demoKinds, maxDemoRows, type Question } from './demo-table.ts';
 import { type Launched, launch } from './launch.ts';
+import { miswritten } from './miswritten.ts';
 import { nearest, parseFlags } from './options.ts';
 import { waitForWriteDown } from './write-down.ts';
 
@@ -65,11 +66,11 @@ export async function run(args: readonly string[]): Promise<number> {
 
 function shapeOf(rows = String(defaultRows), kind = 'people'): Shape {
   if (!/^\d+$/.test(rows) || Number(rows) < 4 || Number(rows) > maxDemoRows)
-    throw new KvError('CONFIG', `--rows: "${rows}" is not a count from 4 to ${maxDemoRows}`);
+    throw miswritten(`--rows: "${rows}" is not a count from 4 to ${maxDemoRows}`);
   if (!demoKinds.includes(kind)) {
     const near = nearest(kind, demoKinds);
     const hint = near ? `did you mean ${near}?` : `choose from ${demoKinds.join(', ')}`;
-    throw new KvError('CONFIG', `--table: "${kind}" is no kind of table; ${hint}`);
+    throw miswritten(`--table: "${kind}" is no kind of table; ${hint}`);
   }
   return { rows: Number(rows), kind };
 }

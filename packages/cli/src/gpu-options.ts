@@ -1,5 +1,6 @@
 /** The flags of a GPU, as the engine worker's configuration has them; a wrong value is one line. */
-import { KvError } from '@kvtier/errors';
+import type { KvError } from '@kvtier/errors';
+import { miswritten } from './miswritten.ts';
 
 export interface GpuFlags {
   readonly device?: number;
@@ -45,5 +46,4 @@ function oneOf<T extends string>(flag: string, names: readonly T[], value: strin
   return found;
 }
 
-const wrong = (flag: string, value: string, what: string): KvError =>
-  new KvError('CONFIG', `${flag}: "${value}" is not ${what}`);
+const wrong = (flag: string, value: string, what: string): KvError => miswritten(`${flag}: "${value}" is not ${what}`);

@@ -1,6 +1,7 @@
 /** The `kvtier` command. `main` returns the exit code; every failure of the world is one line on stderr. */
-import { KvError, nearest } from '@kvtier/errors';
+import { exitCodeOf, KvError, nearest } from '@kvtier/errors';
 import { version } from '@kvtier/telemetry/version';
+import { miswritten } from './miswritten.ts';
 import { parseUp, upHelp } from './options.ts';
 
 const help = `kvtier: a persistent KV-cache tier for LLM inference
@@ -41,10 +42,7 @@ async function runOf([name = '', ...rest]: readonly string[]): Promise<number> {
   const load = Object.hasOwn(commands, name) ? commands[name] : undefined;
   if (!load) {
     const near = nearest(name, Object.keys(commands));
-    throw new KvError(
-      'CONFIG',
-      `${name}: unknown command; ${near ? `did you mean kvtier ${near}?` : 'see kvtier --help'}`,
-    );
+    throw miswritten(`${name}: unknown command; ${near ? `did you mean kvtier ${near}?` : 'see kvtier --help'}`);
   }
   return await (await load()).run(rest);
 }
@@ -55,6 +53,6 @@ async function failing<T>(run: () => Promise<T>): Promise<T | number> {
   } catch (error) {
     if (!(error instanceof KvError)) throw error; // a defect: its stack is wanted
     process.stderr.write(`kvtier: ${error.message}\n`);
-    return 1;
+    return exitCodeOf([error]);
   }
 }

@@ -8,6 +8,7 @@
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 import { formatBytes } from './bytes.ts';
+import { miswritten } from './miswritten.ts';
 import { arenaBudget, arenaDir, diskBudget, freeBytesOf, minArenaBytes, minDiskBytes, openDataDir } from './places.ts';
 
 const defaultKvBytes = 256 * 2 ** 20;
@@ -87,7 +88,7 @@ function planNodes({ nodes: count, engines, dataDir, ...options }: MemberOptions
   const arena = arenaBudget(options.arenaBytes, freeBytesOf(arenaDir) + (options.looking?.ownArenaBytes ?? 0));
   const disk = diskBudget(options.diskBytes, dataDir, dataDirs, options.leavingDirs, options.looking?.freeDiskBytes);
   for (const { remark } of [arena, disk]) if (remark) remarks.push(remark);
-  const each = (bytes: number, least: number, option: string): number => {
+  const each = (bytes: number, least: number, option: string, asked: number | null): number => {
     if (bytes === 0 || count === 1) return bytes;
     const share = Math.floor(bytes / count / MiB) * MiB;
     if (share >= least) return share;
@@ -95,10 +96,11 @@ function planNodes({ nodes: count, engines, dataDir, ...options }: MemberOptions
     throw new KvError(
       'CONFIG',
       `${option}: ${formatBytes(bytes)} are too little for ${count} nodes; give them ${needed}`,
+      { isFinal: asked !== null }, // else by what the machine has free
     );
   };
-  const arenaBytes = each(arena.bytes, minArenaBytes, '--arena-bytes');
-  const diskBytes = each(disk.bytes, minDiskBytes, '--disk-bytes');
+  const arenaBytes = each(arena.bytes, minArenaBytes, '--arena-bytes', options.arenaBytes);
+  const diskBytes = each(disk.bytes, minDiskBytes, '--disk-bytes', options.diskBytes);
   const name = (i: number): string => memberName('cache-node', i, engines);
   return dataDirs.map((own, i) => ({ name: name(i), dataDir: own, arenaBytes, diskBytes }));
 }
@@ -128,10 +130,7 @@ function kvBytesEach({ engines, kvBytes }: MemberOptions, machine: Machine, rema
     const share = Math.floor(kvBytes / engines);
     if (share >= minKvBytes) return share;
     const needed = formatBytes(minKvBytes * engines);
-    throw new KvError(
-      'CONFIG',
-      `--kv-bytes: ${formatBytes(kvBytes)} are too little for ${engines} engines; give them ${needed}`,
-    );
+    throw miswritten(`--kv-bytes: ${formatBytes(kvBytes)} are too little for ${engines} engines; give them ${needed}`);
   }
   // Half of the free memory: the rest is for weights, which every engine has for itself.
   const fits = Math.floor(machine.freeMemoryBytes / 2 / engines / MiB) * MiB;

@@ -8,6 +8,7 @@ import { cacheDir } from '@kvtier/model';
 import { type ApiServerPlace, apiFlagTypes, apiHelp, apiServerPlace } from './api-options.ts';
 import { parseBytes } from './bytes.ts';
 import { type GpuFlags, gpuFlags } from './gpu-options.ts';
+import { miswritten } from './miswritten.ts';
 import { type NodeFlags, type NodeOverrides, nodeOverrides } from './node-options.ts';
 
 export { nearest } from '@kvtier/errors';
@@ -151,7 +152,7 @@ export function parseUp(args: readonly string[]): UpOptions | null {
   const { values, positionals } = parseFlags(args, flags, 'kvtier up --help');
   if (values.help) return null;
   if (positionals.length > 0) {
-    throw new KvError('CONFIG', `kvtier up: "${positionals[0]}" is not an option; see kvtier up --help`);
+    throw miswritten(`kvtier up: "${positionals[0]}" is not an option; see kvtier up --help`);
   }
   const jsonLog = values['json-log'] === true;
   const logLevel = oneOf(logLevels, values['log-level'] ?? (jsonLog ? 'info' : 'warn'), '--log-level');
@@ -163,7 +164,7 @@ export function parseUp(args: readonly string[]): UpOptions | null {
   const stepTokens = values['max-step-tokens'];
   for (const name of ['eviction', 'dedup', 'pinned-blocks'] as const) {
     if (prefixCache === 'radix' && values[name] !== undefined)
-      throw new KvError('CONFIG', `--${name}: an option of hashed blocks; use --prefix-cache blocks or leave it out`);
+      throw miswritten(`--${name}: an option of hashed blocks; use --prefix-cache blocks or leave it out`);
   }
   const tier = values['no-tier'] !== true;
   const { engines, prefillEngines } = engineCounts(values, tier);
@@ -199,7 +200,7 @@ export function parseUp(args: readonly string[]): UpOptions | null {
 
 function oneOf<T extends string>(names: readonly T[], name: string, option: string): T {
   const known = names.find((each) => each === name);
-  if (known === undefined) throw new KvError('CONFIG', `${option}: "${name}" is not one of ${names.join(', ')}`);
+  if (known === undefined) throw miswritten(`${option}: "${name}" is not one of ${names.join(', ')}`);
   return known;
 }
 
@@ -212,12 +213,12 @@ function engineCounts(
     return { engines: engines === undefined ? 1 : whole(engines, '--engines', 1, maxEngines), prefillEngines: 0 };
   const given = prefill === undefined ? '--decode' : '--prefill';
   if (engines !== undefined)
-    throw new KvError('CONFIG', `${given}: the workers are counted by --prefill and --decode; drop --engines`);
+    throw miswritten(`${given}: the workers are counted by --prefill and --decode; drop --engines`);
   if (prefill === undefined || decode === undefined) {
     const other = prefill === undefined ? '--prefill' : '--decode';
-    throw new KvError('CONFIG', `${given}: prefill and decode apart need both; say ${other} as well`);
+    throw miswritten(`${given}: prefill and decode apart need both; say ${other} as well`);
   }
-  if (!tier) throw new KvError('CONFIG', `${given}: blocks are handed over by cache nodes; drop --no-tier`);
+  if (!tier) throw miswritten(`${given}: blocks are handed over by cache nodes; drop --no-tier`);
   const prefillEngines = whole(prefill, '--prefill', 1, maxEngines - 1);
   return { engines: prefillEngines + whole(decode, '--decode', 1, maxEngines - prefillEngines), prefillEngines };
 }
@@ -228,7 +229,7 @@ function nodeCount(text: string | undefined, engines: number, apart: boolean): n
   const nodes = whole(text, '--nodes', 1, maxNodes);
   if (nodes <= engines) return nodes;
   const remedy = `ask for ${engines} or fewer, or for more engines`;
-  throw new KvError('CONFIG', `--nodes: ${nodes} nodes are more than engines (${engines}); ${remedy}`);
+  throw miswritten(`--nodes: ${nodes} nodes are more than engines (${engines}); ${remedy}`);
 }
 
 /** What the node would refuse is told before anything is made; what depends on the size of its arena, when that is known (services.ts). */
@@ -243,12 +244,12 @@ function checkedOverrides(values: NodeFlags & { readonly 'disk-bytes'?: string }
     (name) => name === problem.path[0] && values[name] !== undefined,
   );
   const source = option === undefined ? `--node-config: ${values['node-config']}` : `--${option}`;
-  throw new KvError('CONFIG', `${source}: ${path === '' ? '' : `${path}: `}${problem.what}`);
+  throw miswritten(`${source}: ${path === '' ? '' : `${path}: `}${problem.what}`);
 }
 
 /** An empty name is that of a variable that is not set, not this folder. */
 function dataDirOf(dir = cacheDir()): string {
-  if (dir === '') throw new KvError('CONFIG', '--data-dir: names no folder; name one, or leave it out');
+  if (dir === '') throw miswritten('--data-dir: names no folder; name one, or leave it out');
   if (!isFile(dir)) return dir;
   throw new KvError('CONFIG', `--data-dir: ${dir} is a file; name a folder`);
 }
@@ -263,13 +264,13 @@ function isFile(path: string): boolean {
 
 function withoutNodes(text: string | undefined): 0 {
   if (text === undefined) return 0;
-  throw new KvError('CONFIG', '--nodes: there is no cache node with --no-tier; drop one');
+  throw miswritten('--nodes: there is no cache node with --no-tier; drop one');
 }
 
 function whole(text: string, option: string, min: number, max: number): number {
   const value = /^\d+$/.test(text) ? Number(text) : Number.NaN;
   if (value >= min && value <= max) return value;
-  throw new KvError('CONFIG', `${option}: "${text}" is not a whole number from ${min} to ${max}`);
+  throw miswritten(`${option}: "${text}" is not a whole number from ${min} to ${max}`);
 }
 
 type Flags = NonNullable<Parameters<typeof parseArgs>[0]>['options'];
@@ -281,13 +282,13 @@ export function parseFlags<const F extends NonNullable<Flags>>(args: readonly st
     const name = /^--([^=]+)/.exec(arg)?.[1];
     if (name === undefined || Object.hasOwn(options, name)) continue;
     const near = nearest(name, Object.keys(options));
-    throw new KvError('CONFIG', `--${name}: unknown option; ${near ? `did you mean --${near}?` : `see ${help}`}`);
+    throw miswritten(`--${name}: unknown option; ${near ? `did you mean --${near}?` : `see ${help}`}`);
   }
   try {
     return parseArgs({ args: [...args], options, allowPositionals: true, strict: true });
   } catch (error) {
     const unknown = /^Unknown option '(-[^']*)'/.exec((error as Error).message)?.[1];
-    if (unknown !== undefined) throw new KvError('CONFIG', `${unknown}: unknown option; see ${help}`);
-    throw new KvError('CONFIG', `${(error as Error).message.split('\n')[0]!.replace(/\.$/, '')}; see ${help}`);
+    if (unknown !== undefined) throw miswritten(`${unknown}: unknown option; see ${help}`);
+    throw miswritten(`${(error as Error).message.split('\n')[0]!.replace(/\.$/, '')}; see ${help}`);
   }
 }

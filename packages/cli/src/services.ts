@@ -10,6 +10,7 @@ import {
 } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import type { EngineMember, Members, NodeMember } from './members.ts';
+import { miswritten } from './miswritten.ts';
 import type { UpOptions } from './options.ts';
 import { arenaDir } from './places.ts';
 import { type Program, started } from './programs.ts';
@@ -165,12 +166,12 @@ const peersOf = ({ peerPorts, runDir }: Plan, own: number): NonNullable<CacheNod
 function refuseOwn({ node }: UpOptions, nodeCount: number): void {
   for (const key of ['peers', 'kvEvents'] as const) {
     if (node[key] === undefined || node[key] === null) continue;
-    throw new KvError('CONFIG', `--node-config: with several engines kvtier up sets "${key}" itself; remove it`);
+    throw miswritten(`--node-config: with several engines kvtier up sets "${key}" itself; remove it`);
   }
   if (nodeCount < 2) return;
   for (const key of ['membership', 'operations'] as const) {
     if (node[key] == null) continue;
     const why = `"${key}" is of one node, and there would be ${nodeCount}`;
-    throw new KvError('CONFIG', `--node-config: ${why}; remove it, or ask for --nodes 1`);
+    throw miswritten(`--node-config: ${why}; remove it, or ask for --nodes 1`);
   }
 }

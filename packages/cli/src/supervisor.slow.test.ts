@@ -152,8 +152,19 @@ describe('supervisor', () => {
 
   it('fails the start with the service’s own line and stops the others', async () => {
     const { supervisor } = supervise([service('api'), service('node', 'refuse')]);
-    await expect(supervisor.start()).rejects.toThrow(/^node: LOCKED: the folder is held by another process$/);
+    await expect(supervisor.start()).rejects.toMatchObject({
+      message: 'node: LOCKED: the folder is held by another process',
+      isFinal: false,
+    });
     expect(supervisor.pids().size).toBe(0);
+  });
+
+  it('fails it for good where the service says that it was configured wrongly', async () => {
+    const { supervisor } = supervise([service('api'), service('node', 'miswritten')]);
+    await expect(supervisor.start()).rejects.toMatchObject({
+      message: 'node: CONFIG: port: is required',
+      isFinal: true,
+    });
   });
 
   it('kills what does not end', async () => {

@@ -12,7 +12,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import type { Readable } from 'node:stream';
-import { KvError } from '@kvtier/errors';
+import { configExitCode, KvError } from '@kvtier/errors';
 import { readLines } from './lines.ts';
 
 export interface ServiceSpec {
@@ -176,6 +176,8 @@ class Service {
   #backoffMs: number;
   #restart: NodeJS.Timeout | undefined;
   #lastLine = '';
+  /** Its end said that what it was configured with cannot work. */
+  #isMiswritten = false;
   #onReady: ((values: Readonly<Record<string, unknown>>) => void) | undefined;
   #onFirstDeath: ((error: KvError) => void) | undefined;
 
@@ -252,9 +254,10 @@ class Service {
         this.#lastLine = error.message; // could not be spawned; a failed signal or message ends in 'exit' anyway
         if (child.pid === undefined) resolve('could not be started');
       });
-      child.once('exit', (code, signal) =>
-        resolve(signal ? `was killed (${signal})` : `ended with exit code ${String(code)}`),
-      );
+      child.once('exit', (code, signal) => {
+        this.#isMiswritten = code === configExitCode;
+        resolve(signal ? `was killed (${signal})` : `ended with exit code ${String(code)}`);
+      });
     }).then(async (how) => {
       watch.end();
       await this.#lastWords(child);
@@ -274,7 +277,7 @@ class Service {
     if (!this.#wasReady) {
       const complaint = this.#complaint(this.#lastLine);
       const said = complaint ?? `${how}${this.#lastLine && `: ${this.#lastLine}`}`;
-      this.#onFirstDeath?.(new KvError('SETUP', `${this.name}: ${said}`));
+      this.#onFirstDeath?.(new KvError('SETUP', `${this.name}: ${said}`, { isFinal: this.#isMiswritten }));
       return;
     }
     if (this.#retired) return;

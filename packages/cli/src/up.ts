@@ -44,9 +44,9 @@ export async function run(args: readonly string[]): Promise<number> {
 }
 
 async function check(options: UpOptions, args: readonly string[]): Promise<number> {
-  const problems = await (await import('./check.ts')).checkSystem(options);
-  for (const line of problems) process.stderr.write(`${line}\n`);
-  if (problems.length > 0) return 1;
+  const { lines, code } = await (await import('./check.ts')).checkSystem(options);
+  for (const line of lines) process.stderr.write(`${line}\n`);
+  if (lines.length > 0) return code;
   const rest = args.filter((arg) => arg !== '--check');
   process.stdout.write(`configuration is valid: ${['kvtier up', ...rest].join(' ')}\n`);
   return 0;

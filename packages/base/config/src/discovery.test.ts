@@ -69,3 +69,33 @@ describe('the list of members decides where prompts go', () => {
     expect(() => parse({ password: 'a', passwordFile: '/b' })).toThrow(/^test: redis\.passwordFile: give password or/);
   });
 });
+
+describe('a worker of the configuration has an address that can be asked', () => {
+  const parse = (kind: string, address: string): unknown =>
+    parseConfig(discoverySchema, { kind: 'static', workers: [{ name: 'a', kind, address }] }, 'test');
+  const origin = 'http://HOST:PORT or https://HOST:PORT';
+  const place = 'unix:/PATH or HOST:PORT';
+
+  it.each([
+    ['openai', '10.0.0.1:8000', origin],
+    ['openai', 'vllm:8000', origin],
+    ['openai', 'unix:/run/vllm.sock', origin],
+    ['openai', 'http://10.0.0.1:8000/v1', origin],
+    ['openai', 'http://10.0.0.1:8000?a', origin],
+    ['kvtier', 'http://10.0.0.1:50051', place],
+    ['kvtier', '10.0.0.1', place],
+    ['kvtier', 'unix:', place],
+  ])('%s at %s is refused', (kind, address, what) =>
+    expect(() => parse(kind, address)).toThrow(`test: workers.0.address: write ${what}; correct it and start again`),
+  );
+
+  it.each([
+    ['openai', 'http://10.0.0.1:8000'],
+    ['openai', 'https://[fd00::1]:8000/'],
+    ['kvtier', 'unix:/run/engine.sock'],
+    ['kvtier', '[::1]:50051'],
+    ['kvtier', 'engine-1:50051'],
+  ])('%s at %s is taken', (kind, address) =>
+    expect(parse(kind, address)).toMatchObject({ workers: [{ kind, address }] }),
+  );
+});

@@ -3,7 +3,8 @@
  * members keep up themselves, or Kubernetes. What only the sources can tell is refused or told of when discovery runs.
  */
 import * as z from 'zod';
-import { nodeRecordSchema, workerRecordSchema } from './membership.ts';
+import { isGrpcAddress, originAt } from './listener.ts';
+import { nodeRecordSchema, type WorkerRecord, workerRecordSchema } from './membership.ts';
 import { memberServersSchema } from './redis.ts';
 
 /** Of workers and nodes together, whichever way they are found. */
@@ -30,7 +31,17 @@ export const staticDiscoverySchema = z
         seen.add(name);
       }
     }
+    for (const [index, worker] of workers.entries()) {
+      const message = addressProblem(worker);
+      if (message !== undefined) context.addIssue({ code: 'custom', path: ['workers', index, 'address'], message });
+    }
   });
+
+/** Of what somebody wrote: such a worker could never be asked. What members say of themselves is told of when they are looked for. */
+function addressProblem({ kind, address }: WorkerRecord): string | undefined {
+  if (kind === 'openai') return originAt(address) ? undefined : 'write http://HOST:PORT or https://HOST:PORT';
+  return isGrpcAddress(address) ? undefined : 'write unix:/PATH or HOST:PORT';
+}
 
 export const redisDiscoverySchema = z.strictObject({
   kind: z.literal('redis'),

@@ -39,7 +39,7 @@ export { type CurveClientKeys, type EventAccess, type EventAccessConfig, readEve
 export { groupSchema, readGroup } from './group.ts';
 export { parseJson } from './json.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
-export { checkSocketFolder, isLoopback, type ServerTlsConfig } from './listener.ts';
+export { checkSocketFolder, isLoopback, originAt, type ServerTlsConfig } from './listener.ts';
 export {
   curveKey,
   type EventSource,

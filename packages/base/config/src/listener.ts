@@ -25,6 +25,14 @@ export const isLoopback = (host: string): boolean =>
 export const isGrpcAddress = (address: string): boolean =>
   /^(unix:.+|[^:/]+:\d{1,5}|\[[\da-fA-F:.]+\]:\d{1,5})$/.test(address);
 
+/** "http://HOST:PORT" or "https://HOST:PORT", where a server of OpenAI's API is reached; undefined: it is none. */
+export function originAt(address: string): URL | undefined {
+  if (!URL.canParse(address)) return undefined;
+  const url = new URL(address);
+  const isOrigin = ['http:', 'https:'].includes(url.protocol) && url.pathname === '/' && url.search + url.hash === '';
+  return isOrigin ? url : undefined;
+}
+
 /** What a server makes on its way to the socket tells of a path that nobody has written. @throws KvError IO */
 export function checkSocketFolder(key: string, address: string): void {
   const folder = address.startsWith('unix:') ? dirname(address.slice('unix:'.length)) : '/';

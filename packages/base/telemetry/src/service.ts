@@ -9,7 +9,7 @@
  */
 
 import { native } from '@kvtier/data-plane';
-import { KvError } from '@kvtier/errors';
+import { exitCodeOf, KvError } from '@kvtier/errors';
 import { stderrSink } from './line-sink.ts';
 import { type ServiceArguments, serviceArguments, serviceHelp } from './service-arguments.ts';
 import { version } from './version.ts';
@@ -18,8 +18,6 @@ import { version } from './version.ts';
 const closeDeadlineMs = 8_000;
 /** What lines that nobody reads may hold up an end. */
 const lastWordsMs = 500;
-/** EX_CONFIG of BSD's list: whoever starts it again need not, before somebody has mended what it read. */
-const configExitCode = 78;
 
 export interface RunningService {
   /** Told to the supervisor as {ready: ...}: addresses and the like. */
@@ -116,13 +114,13 @@ export function runService(
     }
     if (problems.length === 0) return answer(`configuration is valid: ${given.configFile ?? 'KVTIER_CONFIG'}\n`);
     for (const { code, message } of problems) say(`${code}: ${message}`);
-    endProcess(problems.some(({ isFinal }) => isFinal) ? configExitCode : 1);
+    endProcess(exitCodeOf(problems));
   };
   const fail = (error: unknown): void => {
     if (closing) return;
     const failure = KvError.from(error, 'SETUP');
     say(`${failure.code}: ${failure.message}`);
-    endProcess(failure.isFinal ? configExitCode : 1);
+    endProcess(exitCodeOf([failure]));
   };
   begin().then((service) => {
     if (service === undefined) return;

@@ -1,6 +1,6 @@
 /**
- * A small service for the supervisor's tests, a real process with a real IPC channel. MODE: "run" is well-behaved, "refuse" fails
- * at start, "deaf" ignores SIGTERM, "still" stands still once its supervisor knows it as ready, "slow" takes a second to end, and says so, "holding" has
+ * A small service for the supervisor's tests, a real process with a real IPC channel. MODE: "run" is well-behaved, "refuse" and
+ * "miswritten" fail at start, "deaf" ignores SIGTERM, "still" stands still once its supervisor knows it as ready, "slow" takes a second to end, and says so, "holding" has
  * a child that outlives it and holds its output open. Each life appends a line to LOG, and one when it is told to end.
  */
 import { spawn } from 'node:child_process';
@@ -12,6 +12,10 @@ const note = (what) => appendFileSync(LOG, `${NAME} ${what}\n`);
 if (MODE === 'refuse') {
   process.stderr.write(`${NAME}: LOCKED: the folder is held by another process\n`);
   process.exit(1);
+}
+if (MODE === 'miswritten') {
+  process.stderr.write(`${NAME}: CONFIG: port: is required\n`);
+  process.exit(78);
 }
 note('start');
 process.on('SIGTERM', () => {

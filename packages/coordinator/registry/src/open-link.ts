@@ -2,7 +2,7 @@
  * How a worker is reached. On a Unix socket or on loopback as it stands; beyond, only with TLS and with something that proves who we are:
  * a certificate (kvtier), a certificate or a bearer token (openai), or as it stands where the network is said to be trusted (openai).
  */
-import type { WorkerRecord } from '@kvtier/config';
+import { originAt, type WorkerRecord } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import { isLocal, type TlsFiles } from '@kvtier/wire/grpc';
 import { KvtierLink } from './kvtier-link.ts';
@@ -37,13 +37,8 @@ function tlsOf({ name, address }: WorkerRecord, access: Access | undefined): Tls
 }
 
 function originOf({ name, address }: WorkerRecord, access: Access | undefined): URL {
-  let url: URL | undefined;
-  try {
-    url = new URL(address);
-  } catch {
-    // told below
-  }
-  if (!url || !['http:', 'https:'].includes(url.protocol) || url.pathname !== '/' || url.search + url.hash !== '')
+  const url = originAt(address);
+  if (url === undefined)
     throw new KvError('CONFIG', `worker ${name}: ${address} is no address; give http://HOST:PORT or https://HOST:PORT`);
   if (isLocal(url.host) || access?.trustedNetwork) return url;
   if (url.protocol === 'https:' && ((access?.cert && access.key) || access?.token)) return url;

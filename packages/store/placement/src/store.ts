@@ -220,8 +220,7 @@ export class Store {
       spans.push({ tier: this.#names[bit]!, count: at - first });
     }
     recency.used(state.namespace, chain, held, found);
-    const asked = hashCount(chain);
-    const estimatedUs = this.#counted(state, asked, held < asked ? held + 1 : held, counts);
+    const estimatedUs = this.#counted(state, hashCount(chain), counts);
     return { held, spans, estimatedUs };
   }
 
@@ -248,7 +247,7 @@ export class Store {
       else spans.push({ tier: name, count: 1 });
     }
     recency.used(state.namespace, held, held.length, Uint8Array.from(found));
-    const estimatedUs = this.#counted(state, hashes.length, hashes.length, counts);
+    const estimatedUs = this.#counted(state, hashes.length, counts);
     return { held: held.length, spans, estimatedUs };
   }
 
@@ -383,14 +382,17 @@ export class Store {
     return bits === 0 ? undefined : this.#gates[lowestBit(bits) - 1];
   }
 
-  /** Counts a lookup; `looked` of the `asked` blocks were looked at. Returns the time to bring what lies below the arena. */
-  #counted(state: NamespaceState, asked: number, looked: number, counts: readonly number[]): number {
+  /**
+   * Counts a lookup. What no faster tier gives of the `asked` blocks is each tier's to give: a hit or a miss of it, also behind the end
+   * of the prefix, where nobody looks, since its engine computes that. Returns the time to bring what lies below the arena.
+   */
+  #counted(state: NamespaceState, asked: number, counts: readonly number[]): number {
     const { counters } = this.#parts;
     const available = this.#available();
     counters.add('lookup.calls');
     counters.add('lookup.blocks.asked', asked);
     let estimatedUs = 0;
-    let missing = looked;
+    let missing = asked;
     for (const [bit, count] of counts.entries()) {
       this.#hits[bit]! += count;
       missing -= count;

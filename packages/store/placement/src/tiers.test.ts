@@ -40,6 +40,23 @@ describe('one index over all tiers', () => {
     expect(engine.lookup(chain('x', 6)).held).toBe(3);
     bench.store.checkIntegrity();
   });
+
+  it('a block that a lookup asked for and no tier gave is a miss of each, however soon the prefix ends', () => {
+    const bench = new Bench(8, {}, unwritten);
+    const [disk, s3] = bench.lower as [typeof bench.disk, typeof bench.disk];
+    const engine = bench.engine();
+    engine.put(chain('x', 4));
+    disk.put(n, chain('x', 10));
+    s3.put(n, chain('x', 5, 50)); // behind the gap: of no use to this lookup
+    expect(engine.lookup(chain('x', 100)).held).toBe(10);
+    const figures = bench.store.stats().tiers.map(({ hits, misses }) => [hits, misses]);
+    expect(figures).toEqual([
+      [4, 96],
+      [6, 90],
+      [0, 90],
+    ]);
+    expect(bench.store.counters.get('lookup.blocks.asked')).toBe(100);
+  });
 });
 
 describe('a read that fails', () => {

@@ -1,100 +1,34 @@
 /** All of infra/kubernetes: what its files say of each other, of the services' configurations and of the restricted standard is so. */
-import { readdirSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { loadAllYaml } from '@kubernetes/client-node';
-import { cacheNodeSchema, coordinatorSchema, parseConfig } from '@kvtier/config';
+import { coordinatorSchema, parseConfig } from '@kvtier/config';
 import { describe, expect, it } from 'vitest';
+import {
+  all,
+  type Compose,
+  type Container,
+  containersOf,
+  coordinatorJson,
+  files,
+  infra,
+  named,
+  nodeConfigOf,
+  type Pod,
+  portsOf,
+  textOf,
+  workloads,
+} from '../testing/manifests.ts';
 
-interface Probe {
-  readonly httpGet?: { readonly path: string; readonly port: string };
-  readonly exec?: { readonly command: readonly string[] };
-  readonly periodSeconds: number;
-  readonly failureThreshold: number;
-  readonly terminationGracePeriodSeconds?: number;
-}
-interface Container {
-  readonly name: string;
-  readonly image: string;
-  readonly command?: readonly string[];
-  readonly args?: readonly string[];
-  readonly restartPolicy?: string;
-  readonly env?: readonly { readonly name: string; readonly value: string }[];
-  readonly ports?: readonly { readonly name: string; readonly containerPort: number }[];
-  readonly securityContext?: {
-    readonly runAsUser?: number;
-    readonly runAsNonRoot?: boolean;
-    readonly allowPrivilegeEscalation?: boolean;
-    readonly readOnlyRootFilesystem?: boolean;
-    readonly capabilities?: { readonly drop?: readonly string[]; readonly add?: readonly string[] };
-  };
-  readonly startupProbe?: Probe;
-  readonly livenessProbe?: Probe;
-  readonly readinessProbe?: Probe;
-  readonly lifecycle?: { readonly preStop: { readonly exec: { readonly command: readonly string[] } } };
-  readonly volumeMounts: readonly { readonly name: string; readonly mountPath: string }[];
-}
-interface Compose {
-  readonly services: Readonly<
-    Record<
-      string,
-      {
-        readonly image: string;
-        readonly environment?: { readonly KVTIER_CONFIG: string };
-        readonly volumes?: readonly string[];
-      }
-    >
-  >;
-}
-interface Pod {
-  readonly containers: readonly Container[];
-  readonly initContainers?: readonly Container[];
-  readonly terminationGracePeriodSeconds: number;
-  readonly volumes: readonly {
-    readonly name: string;
-    readonly hostPath?: { readonly path: string; readonly type: string };
+interface Scraping {
+  readonly scrape_configs: readonly {
+    readonly relabel_configs: readonly {
+      readonly source_labels: readonly string[];
+      readonly regex?: string;
+      readonly action?: string;
+      readonly target_label?: string;
+    }[];
   }[];
-  readonly securityContext?: {
-    readonly runAsNonRoot?: boolean;
-    readonly seccompProfile?: { readonly type: string };
-    readonly supplementalGroups?: readonly number[];
-    readonly fsGroup?: number;
-  };
 }
-type Labels = Readonly<Record<string, string>>;
-interface Template {
-  readonly metadata: { readonly labels: Labels; readonly annotations: Labels };
-  readonly spec: Pod;
-}
-interface Manifest {
-  readonly kind: string;
-  readonly metadata: { readonly name: string };
-  readonly data: Labels;
-  readonly spec: {
-    readonly template: Template;
-    readonly selector: {
-      readonly matchLabels: Labels;
-      readonly matchExpressions: readonly { readonly values: readonly string[] }[];
-    };
-    readonly podSelector: { readonly matchLabels: Labels };
-    readonly ingress: readonly { readonly ports: readonly { readonly port: number }[] }[];
-    readonly podMetricsEndpoints: readonly { readonly port: string }[];
-  };
-}
-
-const infra = new URL('../../../../../infra/', import.meta.url);
-const textOf = (file: string): string => readFileSync(new URL(file, infra), 'utf8');
-const files = readdirSync(new URL('kubernetes/', infra)).map((name) => {
-  const text = textOf(`kubernetes/${name}`);
-  return { name, text, manifests: loadAllYaml(text) as Manifest[] };
-});
-const all = files.flatMap(({ name, text, manifests }) => manifests.map((manifest) => ({ name, text, manifest })));
-const workloads = all.filter(({ manifest }) => ['Deployment', 'DaemonSet', 'StatefulSet'].includes(manifest.kind));
-const containersOf = ({ spec }: Template): Container[] => [...(spec.initContainers ?? []), ...spec.containers];
-const named = (name: string): Template =>
-  workloads.find(({ manifest }) => manifest.metadata.name === name)!.manifest.spec.template;
-const portsOf = (template: Template): Map<string, number> =>
-  new Map(
-    containersOf(template).flatMap(({ ports = [] }) => ports.map(({ name, containerPort }) => [name, containerPort])),
-  );
 
 /** https://kubernetes.io/docs/concepts/security/pod-security-standards, and a root file system that is only read. */
 function beyondStandard(pod: Pod, { securityContext: own = {} }: Container): string[] {
@@ -153,7 +87,10 @@ it('no mount hides the programs of the image', () => {
   const ours = workloads.flatMap(({ manifest: { spec } }) =>
     containersOf(spec.template).filter(({ image }) => image.startsWith('kvtier:')),
   );
-  expect(ours.map(({ name }) => name).toSorted()).toEqual(['cache-node', 'cache-node', 'coordinator', 'folders']);
+  expect(ours.map(({ name }) => name).toSorted()).toEqual([
+    ...Array.from({ length: 4 }, () => 'cache-node'),
+    ...['coordinator', 'folders'],
+  ]);
   const paths = ours.flatMap(({ volumeMounts }) => volumeMounts.map(({ mountPath }) => mountPath));
   expect(paths.filter(isOverImage)).toEqual([]);
 });
@@ -177,11 +114,12 @@ it('infra/README.md lists every file', () => {
 describe.each([
   ['engine-with-kvtier', 'sidecar.yaml'],
   ['kvtier-cache-node', 'cache-node.yaml'],
+  ['prefill', 'prefill-decode.yaml'],
+  ['decode', 'prefill-decode.yaml'],
 ])('%s', (workload) => {
   const { metadata, spec } = named(workload);
   const node = containersOf({ metadata, spec }).find(({ name }) => name === 'cache-node')!;
-  const text = node.env!.find(({ name }) => name === 'KVTIER_CONFIG')!.value;
-  const config = parseConfig(cacheNodeSchema, JSON.parse(text), workload);
+  const config = nodeConfigOf(node);
   const { host, port, trustedNetwork } = config.operations!;
 
   it('is configured as the schema has it', () => {
@@ -213,8 +151,8 @@ it('no node of a host writes to a disk whose device is not mounted', () => {
   expect(hostPath).toEqual({ path: '/var/lib/kvtier/disk', type: 'Directory' }); // a folder of the device itself
 });
 
-describe('an engine and the node beside it', () => {
-  const template = named('engine-with-kvtier');
+describe.each(['engine-with-kvtier', 'prefill', 'decode'])('%s: an engine and the node beside it', (workload) => {
+  const template = named(workload);
   const [node, engine] = containersOf(template) as [Container, Container];
   const args = engine.args!.join('\n');
 
@@ -232,16 +170,15 @@ describe('an engine and the node beside it', () => {
   });
 
   it('is asked for life where it listens', () => {
-    const config = JSON.parse(node.env![0]!.value) as { readonly operations: { readonly port: number } };
     expect(node.livenessProbe!.exec!.command.at(-1)).toContain(
-      `http://127.0.0.1:${config.operations.port}/health/live`,
+      `http://127.0.0.1:${nodeConfigOf(node).operations!.port}/health/live`,
     );
     for (const probe of [engine.startupProbe!, engine.readinessProbe!])
       expect(probe.httpGet).toEqual({ path: '/health', port: 'http' });
   });
 
   it('has its socket, its group and one root of block hashes', () => {
-    const { socketPath, group } = JSON.parse(node.env![0]!.value) as Record<string, string>;
+    const { socketPath, group } = nodeConfigOf(node);
     expect(args).toContain(`"socket": "${socketPath}", "group": "${group}"`);
     expect(template.spec.securityContext).toMatchObject({
       supplementalGroups: [Number(group)],
@@ -251,6 +188,17 @@ describe('an engine and the node beside it', () => {
     expect(textOf('engine.Dockerfile')).toMatch(/^ENV PYTHONHASHSEED=0$/m);
   });
 
+  it('keeps the digest of its weights where its container does not lose it, and no mount makes the weights others', () => {
+    const place = /"weights_cache": "([^"]+)"/.exec(args)![1]!;
+    const mount = engine.volumeMounts.find(({ mountPath }) => isBelow(place, mountPath))!;
+    expect(mount.readOnly).toBeUndefined();
+    const volume = template.spec.volumes.find(({ name }) => name === mount.name)!;
+    expect([volume.emptyDir !== undefined, volume.emptyDir?.medium]).toEqual([true, undefined]);
+    expect(template.spec.securityContext!.fsGroupChangePolicy).toBe('OnRootMismatch');
+  });
+
+  it('tells what of a prompt was cached', () => expect(engine.args).toContain('--enable-prompt-tokens-details'));
+
   it('ends after what runs has had its time', () => {
     const seconds = Number(engine.lifecycle!.preStop.exec.command[1]);
     const drain = Number(/--shutdown-timeout=(\d+)/.exec(args)![1]);
@@ -258,8 +206,7 @@ describe('an engine and the node beside it', () => {
   });
 
   it('is found by the coordinator, and its KV events are read', () => {
-    const json = all.find(({ manifest }) => manifest.kind === 'ConfigMap')!.manifest.data['coordinator.json']!;
-    const { discovery, tokenizers } = parseConfig(coordinatorSchema, JSON.parse(json), 'coordinator.json');
+    const { discovery, tokenizers } = parseConfig(coordinatorSchema, coordinatorJson(), 'coordinator.json');
     if (discovery?.kind !== 'kubernetes') throw new Error('the coordinator looks for pods');
     const [label, value] = discovery.pods.split('=');
     expect(template.metadata.labels[label!]).toBe(value);
@@ -279,16 +226,17 @@ describe('an engine and the node beside it', () => {
 
 it('policies let in what listens, and nothing else', () => {
   const policies = all.filter(({ manifest }) => manifest.kind === 'NetworkPolicy').map(({ manifest }) => manifest.spec);
-  expect(policies).toHaveLength(workloads.length);
+  const selected = new Set<object>();
   for (const { manifest } of workloads) {
     const { template } = manifest.spec;
     const isSelected = ({ podSelector }: (typeof policies)[number]): boolean =>
       Object.entries(podSelector.matchLabels).every(([label, value]) => template.metadata.labels[label] === value);
-    const policy = policies.filter(isSelected);
-    expect(policy, manifest.metadata.name).toHaveLength(1);
-    const open = new Set(policy[0]!.ingress.flatMap(({ ports }) => ports.map(({ port }) => port)));
-    expect([...open].toSorted()).toEqual([...portsOf(template).values()].toSorted());
+    const its = policies.filter(isSelected);
+    for (const policy of its) selected.add(policy);
+    const open = new Set(its.flatMap(({ ingress }) => ingress.flatMap(({ ports }) => ports.map(({ port }) => port))));
+    expect([...open].toSorted(), manifest.metadata.name).toEqual([...portsOf(template).values()].toSorted());
   }
+  expect(policies.filter((policy) => !selected.has(policy))).toEqual([]);
 });
 
 it('policies name whatever listens, by a rule or by one that is left out', () => {
@@ -306,7 +254,37 @@ it('metrics are asked of ports that there are', () => {
   const apps = workloads.map(({ manifest }) => manifest.spec.template.metadata.labels.app!);
   expect(selector.matchExpressions[0]!.values.toSorted()).toEqual(apps.toSorted());
   const names = new Set(workloads.flatMap(({ manifest }) => [...portsOf(manifest.spec.template).keys()]));
-  for (const { port } of podMetricsEndpoints) expect(names).toContain(port);
+  const asked = podMetricsEndpoints.map(({ port }) => port);
+  for (const port of asked) expect(names).toContain(port);
+  // Without the operator: the same pods, the same ports.
+  const [{ scrape_configs: jobs }] = loadAllYaml(textOf('prometheus/scrape.yml')) as [Scraping];
+  const kept = jobs[0]!.relabel_configs
+    .filter(({ action }) => action === 'keep')
+    .map(({ source_labels: [label], regex }) => [label, regex!.split('|').toSorted()]);
+  expect(kept).toEqual([
+    ['__meta_kubernetes_pod_label_app', apps.toSorted()],
+    ['__meta_kubernetes_pod_container_port_name', asked.toSorted()],
+  ]);
+  // By that label KvtierCacheNodeDown knows a node that was never there.
+  expect(jobs[0]!.relabel_configs).toContainEqual({
+    source_labels: ['__meta_kubernetes_pod_container_name'],
+    target_label: 'container',
+  });
+  const nodes = workloads.flatMap(({ manifest }) =>
+    containersOf(manifest.spec.template).filter(({ env }) => env?.some(({ name }) => name === 'KVTIER_CONFIG')),
+  );
+  expect(new Set(nodes.map(({ name }) => name))).toEqual(new Set(['cache-node']));
+  expect(textOf('prometheus/alerts.yml')).toContain('up{container="cache-node"}');
+});
+
+it('no roll-out counts as failed while an engine may still start', () => {
+  for (const { manifest } of workloads.filter(({ manifest: { kind } }) => kind === 'Deployment')) {
+    const { template, progressDeadlineSeconds = 600 } = manifest.spec;
+    const starts = containersOf(template).map(({ startupProbe }) =>
+      startupProbe === undefined ? 0 : startupProbe.periodSeconds * startupProbe.failureThreshold,
+    );
+    expect(progressDeadlineSeconds, manifest.metadata.name).toBeGreaterThan(Math.max(...starts) + 120);
+  }
 });
 
 it('a coordinator may be taken away, and another one stays', () => {
