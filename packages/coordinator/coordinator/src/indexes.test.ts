@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { nodeRecordSchema } from '@kvtier/config';
 import { factsOf, recordOf } from '@kvtier/dispatch/testing';
-import { KvEventPublisher } from '@kvtier/events';
+import { type KvEvent, KvEventPublisher } from '@kvtier/events';
 import { ChainHasher, hashKeyOf } from '@kvtier/identity';
 import { IndexFeed, keysOfHashes } from '@kvtier/kv-index';
 import type { Worker, WorkerFacts } from '@kvtier/registry';
@@ -53,6 +53,67 @@ it('a node that keeps blocks of several models counts for those of its worker, b
   await vi.waitFor(() => expect(held()).toEqual([4, 0]), { timeout: 15_000, interval: 10 });
   node.publish([{ type: 'BlockRemoved', blockHashes: blockHashes.slice(2), medium: 'CPU' }], `@${mine}`);
   await vi.waitFor(() => expect(held()).toEqual([2, 0]), { timeout: 15_000, interval: 10 });
+});
+
+describe('a node beside a pod, which names blocks by another root than prompts are named', () => {
+  const theirs = new ChainHasher({ algorithm: 'sha256', blockTokens: 16, rootSeed: '0' });
+  const tokens = Uint32Array.from({ length: 6 * 16 }, (_, i) => 7 * i);
+  const its = theirs.hashBlocks(null, tokens);
+  const hashes = Array.from({ length: 6 }, (_, i) => hashKeyOf(its.subarray(32 * i, 32 * i + 32)));
+  const ours = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens: 16 }).hashBlocks(null, tokens);
+  const keys = keysOfHashes(ours, 32);
+  const tier = { blockSize: 16, loraId: null, loraName: null };
+  const stored = (to: number, medium: string, tokenIds: readonly number[]): KvEvent => ({
+    ...{ type: 'BlockStored', blockHashes: hashes.slice(0, to), parentBlockHash: null, tokenIds, medium, ...tier },
+  });
+  const described = (to: number) => stored(to, 'CPU', [...tokens.slice(0, 16 * to)]);
+  const bare = (to: number, medium = 'DISK') => stored(to, medium, []);
+  const wait = { timeout: 15_000, interval: 10 };
+  const lines: string[] = [];
+
+  /** Blocks that a pod beside the node has at hand, and one without a node. */
+  function open(): () => readonly number[] {
+    const workers = ['n', null].map((node, number): Worker => {
+      const record = { ...recordOf(`pod-${number}`, { node }), kind: 'openai' as const, events: null };
+      return { number, record, state: 'ready', why: undefined, facts: factsOf({ modelDir: '' }) } as unknown as Worker;
+    });
+    const nodes = [nodeRecordSchema.parse({ name: 'n', peer: { host: '127.0.0.1', port: 1 }, events: endpoints() })];
+    const fleet = { workers: () => workers, nodes: () => nodes, onChange: () => () => {} };
+    const logger = createLogger('indexes-test', 'silent');
+    lines.length = 0;
+    for (const level of ['info', 'warn'] as const)
+      vi.spyOn(logger, level).mockImplementation((_: unknown, line?: string) => void lines.push(line ?? ''));
+    indexes = new Indexes({ fleet, maxBytes: 1 << 24, tokenizers: { demo: '/m' }, logger });
+    return () => indexes!.match('demo', keys, [0, 1]).map(({ blocks }) => blocks);
+  }
+
+  it('is credited with what it tells the tokens of, and with its disk after it has started again', async () => {
+    const held = open();
+    node.publish([described(6)], `@${mine}`);
+    node.publish([bare(4)], `@${mine}`);
+    await vi.waitFor(() => expect(held()).toEqual([6, 0]), wait);
+    // The other pod has no node, and so nobody to fetch it.
+    expect(indexes!.match('demo', keys, [1])[0]).toMatchObject({ blocks: 0, remoteBlocks: 0 });
+    await node.close();
+    node = await KvEventPublisher.start(endpoints());
+    node.tellSnapshots(() => [{ events: [bare(4)], subtopic: `@${mine}` }]);
+    node.publish([bare(4)], `@${mine}`);
+    await vi.waitFor(() => expect(held()).toEqual([4, 0]), wait);
+    const { nodes, totals } = indexes!.state().demo!;
+    expect([nodes.map(({ why }) => why), totals.unnamedBlocks]).toEqual([[undefined], 0]);
+  });
+
+  it('that tells no tokens is credited with nothing, and that is counted and said', async () => {
+    const held = open();
+    node.publish([bare(6, 'CPU')], `@${mine}`);
+    const what = 'none of its blocks can be named, as it tells no tokens of them';
+    await vi.waitFor(() => expect(indexes!.state().demo!.nodes[0]!.why).toMatch(what), wait);
+    expect([held(), indexes!.state().demo!.totals.unnamedBlocks]).toEqual([[0, 0], 6]);
+    expect(lines.filter((line) => line.includes(what))).toHaveLength(1);
+    node.publish([described(3)], `@${mine}`);
+    await vi.waitFor(() => expect(held()).toEqual([3, 0]), wait);
+    expect(indexes!.state().demo!.nodes[0]!.why).toBeUndefined();
+  });
 });
 
 describe('which models have an index', () => {

@@ -210,7 +210,9 @@ export class Indexes implements Holdings {
     const { facts } = group.find((worker) => worker.facts!.blockTokens > 0) ?? group[0];
     const { blockTokens, hashAlgorithm, hashSeed, modelDir } = facts!;
     const isOurs = modelDir !== '' && hashAlgorithm !== '';
-    const isTranslating = group.some(({ record }) => record.kind === 'openai' && record.events !== null);
+    const isTranslating = group.some(
+      ({ record }) => record.kind === 'openai' && (record.events !== null || record.node !== null),
+    );
     return {
       blockTokens: blockTokens > 0 ? blockTokens : textBlockTokens,
       hashAlgorithm: isOurs ? parseHashAlgorithm(hashAlgorithm) : ('sha256_cbor' as const),

@@ -8,6 +8,9 @@ it.each([1, 2, 3])(
     expect(result.failure).toBeUndefined();
     expect(result).toMatchObject({ quietPoints: 3, droppedBlocks: 0 });
     for (const name of ['lost', 'repeated', 'late', 'snapshots'] as const) expect(result[name]).toBeGreaterThan(10);
+    // What was told of while nobody heard, and after a block that is gone, has no name until it is told again.
+    expect(result.renamedHeld).toBeGreaterThan(200);
+    expect(result.renamedCredited / result.renamedHeld).toBeGreaterThan(0.95);
   },
 );
 

@@ -89,6 +89,38 @@ const blocksOf = (keys: Keys, numbers: number[]): number[] => feed!.match(keys, 
 const wait = { timeout: 15_000, interval: 10 };
 
 describe('what a worker has at hand', () => {
+  it('is of a pod what its engine holds, and what all of its ranks have in the node beside it', async () => {
+    const [engine, n, m] = [await publish('w0'), await publish('n'), await publish('m')];
+    const prompt = promptOf(1, 8);
+    const ranks = [namespace, '8899aabbccddeeff'] as const;
+    const pages = ranks.map((rank) => ({ events: [stored(prompt, 0, 8, { medium: 'CPU' })], subtopic: `@${rank}` }));
+    n.tellSnapshots(() => pages);
+    const feed = open();
+    const pod = worker(0, { kind: 'openai', node: node('n') });
+    feed.follow([pod, worker(1, { kind: 'openai', events: null, node: node('m') })]);
+    for (const { subtopic } of pages) m.publish([stored(prompt, 0, 1, { medium: 'DISK' })], subtopic);
+    engine.publish([stored(prompt, 0, 4)]);
+    for (const { events, subtopic } of pages) n.publish(events, subtopic);
+    const byMedium = (gpu: number, cpu: number) => Int32Array.of(gpu, cpu, 0, 0, 0, 0, 0, 0);
+    await vi.waitFor(
+      () => expect(feed.match(prompt.keys, [0])[0]).toMatchObject({ blocks: 8, byMedium: byMedium(4, 4) }),
+      wait,
+    );
+    // The other pod's node can fetch what the first one has, as far as all ranks have it.
+    const remote = () => feed.match(prompt.keys, [0, 1]).map(({ remoteBlocks }) => remoteBlocks);
+    await vi.waitFor(() => expect(remote()).toEqual([0, 7]), wait);
+    for (const [from, to] of [
+      [1, 2],
+      [6, 7],
+    ] as const)
+      n.publish([{ type: 'BlockRemoved', blockHashes: prompt.hashes.slice(from, to), medium: 'CPU' }], `@${ranks[1]}`);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [0, 1])).toEqual([6, 1]), wait);
+    expect(remote()).toEqual([0, 0]);
+    // One of ours beside it says that the node names blocks as we do.
+    feed.follow([pod, worker(1, { node: node('n'), namespaces: [namespace] })]);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [1])).toEqual([8]), wait);
+  });
+
   it('is what its engine, its node and the shared tiers hold, each block on its nearest medium', async () => {
     const [a, b] = [await publish('w0'), await publish('w1')];
     const [n, m] = [await publish('n'), await publish('m')];

@@ -21,6 +21,7 @@ import { type FeedLog, LieCounts, Lies } from './lies.ts';
 import { mediumNumbers } from './media.ts';
 import { NamesBudget } from './names-budget.ts';
 import { NodeListing } from './node-listing.ts';
+import type { Renaming } from './node-names.ts';
 import { Questions } from './questions.ts';
 import { Reliance } from './reliance.ts';
 import { SharedBlocks } from './shared-blocks.ts';
@@ -88,6 +89,8 @@ export class IndexFeed {
   readonly #index: KvIndex;
   readonly #names: NamesBudget;
   /** Left out as there was no room for their names. */
+  #leftOutBlocks = 0;
+  /** Left out as nobody knows their tokens. */
   #unnamedBlocks = 0;
   /** Of publishers that are followed no more. */
   readonly #pastBreaks = noBreaks();
@@ -163,7 +166,8 @@ export class IndexFeed {
     for (let i = 0; i < numbers.length; i++) {
       const view = views[i];
       const { blocks, byMedium } = view === undefined ? matches[i]! : matchView(this.#index, keys, view, looks);
-      const most = matches[pools[i]!]?.blocks ?? 0;
+      let most = pools[i]!.length === 0 ? 0 : keys.length / 2;
+      for (const pool of pools[i]!) most = Math.min(most, matches[pool]!.blocks);
       const remoteBlocks = most > blocks ? most - blocks : 0;
       found.push({ blocks, byMedium, remoteBlocks, remoteMedium: mediumNumbers.peer });
     }
@@ -201,7 +205,7 @@ export class IndexFeed {
     const breaks = { ...this.#pastBreaks };
     for (const { stream } of [...this.#workers.values(), ...this.#nodes.values()])
       if (stream !== undefined) addBreaks(breaks, stream.breaks);
-    const droppedBlocks = index.droppedBlocks + this.#unnamedBlocks;
+    const droppedBlocks = index.droppedBlocks + this.#leftOutBlocks;
     const memberOf = (name: string, { why, stream }: WorkerEntry | NodeEntry): FeedMember => ({
       ...{ name, why: why && (why.remedy === undefined ? why.what : `${why.what}: ${why.remedy}`) },
       lagS: stream?.lagS ?? 0,
@@ -214,7 +218,7 @@ export class IndexFeed {
       nodes: [...this.#nodes]
         .filter(([, { stream }]) => stream !== undefined)
         .map(([name, entry]) => memberOf(name, entry)),
-      totals: { droppedBlocks, lies: { ...this.#lies.byKind }, breaks },
+      totals: { droppedBlocks, unnamedBlocks: this.#unnamedBlocks, lies: { ...this.#lies.byKind }, breaks },
     };
   }
 
@@ -241,9 +245,10 @@ export class IndexFeed {
 
   readonly #changed = (): void => this.#questions.changed();
 
-  #stream(events: EventSource, listing: EngineListing | NodeListing, isPod: boolean): FollowedStream {
+  /** `isPod`: an engine publishes there that is none of ours. `tokens`: its blocks are named anew. */
+  #stream(events: EventSource, listing: EngineListing | NodeListing, isPod: boolean, tokens: boolean): FollowedStream {
     return new FollowedStream({
-      ...{ events, subscribe: (its) => this.#subscribe(its, isPod), listing, tokens: isPod, turns: this.#turns },
+      ...{ events, subscribe: (its) => this.#subscribe(its, isPod), listing, tokens, turns: this.#turns },
       now: () => this.#nowS(),
       wallS: this.#options.now ?? unixSeconds,
       onChange: this.#changed,
@@ -256,15 +261,12 @@ export class IndexFeed {
     const isForeign = record.kind === 'openai';
     const lies = new Lies(`worker ${record.name}`, this.#lies, logger, () => this.#nowS() * 1_000);
     const maxBlocks = Math.min(totalBlocks ? poolSlack * totalBlocks : this.#mostBlocks, this.#mostBlocks);
-    const renaming = isForeign ? { hasher: this.#hasher, budget: this.#names } : undefined;
-    const onLeftOut = (blocks: number): void => {
-      this.#unnamedBlocks += blocks;
-    };
-    const common = { index: this.#index, blockTokens, maxBlocks, renaming, lies, onLeftOut };
+    const renaming = isForeign ? this.#renaming : undefined;
+    const common = { index: this.#index, blockTokens, maxBlocks, renaming, lies, onLeftOut: this.#onLeftOut };
     const listings: EngineListing[] = [];
     const streams = sourcesOf(followed).map((events, i) => {
       listings[i] = new EngineListing(common);
-      return this.#stream(events, listings[i], isForeign);
+      return this.#stream(events, listings[i], isForeign, isForeign);
     });
     const [first, ...others] = streams;
     const entry: WorkerEntry = {
@@ -287,25 +289,48 @@ export class IndexFeed {
   }
 
   #followNodes(workers: readonly FollowedWorker[]): void {
-    const records = new Map(workers.flatMap(({ node }) => (node ? [[node.name, node] as const] : [])));
+    const records = new Map<string, NodeRecord>();
+    // One of ours beside a node names its blocks as we do.
+    const own = new Set<string>();
+    for (const { node, record } of workers) {
+      if (node === undefined) continue;
+      records.set(node.name, node);
+      if (record.kind !== 'openai') own.add(node.name);
+    }
     for (const [name, entry] of this.#nodes) {
-      if (JSON.stringify(records.get(name)) === JSON.stringify(entry.record)) continue;
+      const isSame = JSON.stringify(records.get(name)) === JSON.stringify(entry.record);
+      if (isSame && own.has(name) !== (entry.listing?.isRenamed ?? false)) continue;
       this.#nodes.delete(name);
       this.#leave(entry);
     }
-    for (const [name, record] of records) if (!this.#nodes.has(name)) this.#nodes.set(name, this.#followNode(record));
+    for (const [name, record] of records)
+      if (!this.#nodes.has(name)) this.#nodes.set(name, this.#followNode(record, !own.has(name)));
   }
 
-  #followNode(record: NodeRecord): NodeEntry {
+  #followNode(record: NodeRecord, isForeign: boolean): NodeEntry {
     const { blockTokens, logger } = this.#options;
     const lies = new Lies(`cache node ${record.name}`, this.#lies, logger, () => this.#nowS() * 1_000);
     let stream: FollowedStream | undefined;
     const teller = { resync: () => stream?.resync() };
-    const common = { index: this.#index, blockTokens, maxBlocks: this.#mostBlocks };
-    const listing = new NodeListing({ ...common, shared: this.#shared, teller, lies });
-    stream = record.events === null ? undefined : this.#stream(record.events, listing, false);
+    const listing = new NodeListing({
+      ...{ index: this.#index, blockTokens, maxBlocks: this.#mostBlocks, shared: this.#shared, teller, lies },
+      ...{ renaming: isForeign ? this.#renaming : undefined, onLeftOut: this.#onLeftOut, onUnnamed: this.#onUnnamed },
+    });
+    stream = record.events === null ? undefined : this.#stream(record.events, listing, false, isForeign);
     return { record, listing, stream, teller, why: undefined, isWarned: false };
   }
+
+  get #renaming(): Renaming {
+    return { hasher: this.#hasher, budget: this.#names };
+  }
+
+  readonly #onLeftOut = (blocks: number): void => {
+    this.#leftOutBlocks += blocks;
+  };
+
+  readonly #onUnnamed = (blocks: number): void => {
+    this.#unnamedBlocks += blocks;
+  };
 
   #look(): void {
     this.#reliance.look(this.#nodes.values(), this.#workers.values());

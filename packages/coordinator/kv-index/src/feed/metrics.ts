@@ -61,6 +61,17 @@ export function feedMetrics(states: () => readonly FeedState[], past: () => Feed
   });
   new Counter({
     ...{
+      name: 'kvtier_kv_index_unnamed_blocks_total',
+      help: 'Blocks of cache nodes beside pods of which no tokens were known when they were told of',
+      registers,
+    },
+    collect() {
+      this.reset();
+      this.inc(totals().unnamedBlocks);
+    },
+  });
+  new Counter({
+    ...{
       name: 'kvtier_kv_index_breaks_total',
       help: 'Gaps, restarts, snapshots and reconnects of KV events',
       registers,

@@ -1,16 +1,20 @@
 /**
  * What one cache node says of its tiers, applied to the index: a source for each namespace (a model's attention group), as blocks of two
- * models may have one hash. What it says of shared tiers goes to `SharedBlocks`; what it says of its peers' blocks is left to them. Pure, as EngineListing.
+ * models may have one hash. What it says of shared tiers goes to `SharedBlocks`; what it says of its peers' blocks is left to them. Beside an
+ * engine that names blocks otherwise than we do, it does so, too: those are named anew (node-names.ts). Pure, as EngineListing.
  */
 import { type PackedBatch, recordType, type StreamItem } from '@kvtier/events';
-import type { KvIndex } from '../kv-index.ts';
+import type { Keys, KvIndex, Parent } from '../kv-index.ts';
+import type { Problem } from './followed-stream.ts';
 import type { Lies } from './lies.ts';
 import { mediumNumbers, mediumOf, sharedMedia } from './media.ts';
+import { NodeNames, type Renaming } from './node-names.ts';
 import { eventsIn, type PackedEvent } from './packed-events.ts';
 import { Part } from './part.ts';
 import type { SharedBlocks, Teller } from './shared-blocks.ts';
 import { Slicer, slices } from './slices.ts';
 import { tellUnread } from './unread.ts';
+import type { Place } from './waiting-runs.ts';
 
 export interface NodeListingOptions {
   readonly index: KvIndex;
@@ -19,6 +23,12 @@ export interface NodeListingOptions {
   readonly shared: SharedBlocks;
   readonly teller: Teller;
   readonly lies: Lies;
+  /** Set beside engines that hash otherwise. */
+  readonly renaming?: Renaming | undefined;
+  /** So many blocks were told of, and are not in the index for want of room. */
+  readonly onLeftOut?: (blocks: number) => void;
+  /** So many were, and nobody knows their tokens. */
+  readonly onUnnamed?: (blocks: number) => void;
 }
 
 /** Namespaces of one node. */
@@ -29,15 +39,34 @@ export class NodeListing {
   readonly #slicer: Slicer;
   /** First 16 hex digits of the namespace → its part. */
   readonly #parts = new Map<string, Part>();
+  readonly #names: NodeNames | undefined;
+  /** Of renamed ones: those that an engine beside it needs. */
+  #needed: readonly string[] = [];
 
   constructor(options: NodeListingOptions) {
     this.#options = options;
     this.#slicer = new Slicer(options.index);
+    const { renaming, blockTokens, maxBlocks, lies, onLeftOut = () => {}, onUnnamed = () => {} } = options;
+    if (renaming === undefined) return;
+    this.#names = new NodeNames({
+      ...{ ...renaming, blockTokens, maxBlocks, lies, onLeftOut, onUnnamed, credits: () => this.#credits() },
+      credit: (place, keys, parent) => this.#credit(place, keys, parent),
+    });
   }
 
-  /** Namespaces that it has told of. */
+  /** It names blocks as an engine does that hashes otherwise than we do. */
+  get isRenamed(): boolean {
+    return this.#names !== undefined;
+  }
+
+  /** Namespaces that it has told of; of renamed ones those of which a block is at hand where all have it. */
   get namespaces(): readonly string[] {
-    return [...this.#parts.keys()];
+    return this.#names === undefined ? [...this.#parts.keys()] : this.#needed;
+  }
+
+  /** Why nothing is known of what it holds, though it tells. */
+  get problem(): Problem | undefined {
+    return this.#names?.isStrange ? unnamed : undefined;
   }
 
   partOf(namespace: string): Part | undefined {
@@ -47,20 +76,42 @@ export class NodeListing {
   /** As EngineListing's. */
   *apply(item: StreamItem<PackedBatch>): Generator<void, boolean> {
     tellUnread(item, this.#options.lies);
-    if (item.kind === 'restarted') return this.forget();
+    if (item.kind === 'restarted') return this.#leave();
     if (item.kind !== 'batch') {
       this.#options.shared.voided(this.#options.teller);
-      return this.#close();
+      return this.#void();
     }
     const namespace = namespaceIn(item.topic);
     const before = this.#parts.size;
     yield* this.#slicer.inTurns(this.#events(namespace, item.batch));
-    return this.#parts.size !== before;
+    return this.#needs() || this.#parts.size !== before;
   }
 
+  /** All that it said is void, and its names are of no use any more. */
   forget(): boolean {
+    const had = this.#leave();
+    this.#names?.forget();
+    this.#needed = [];
+    return had;
+  }
+
+  /** It goes on, or begins anew. */
+  #leave(): boolean {
     this.#options.shared.left(this.#options.teller);
+    return this.#void();
+  }
+
+  #void(): boolean {
+    this.#names?.voided();
     return this.#close();
+  }
+
+  /** Whether other namespaces are needed than before. */
+  #needs(): boolean {
+    const needed = this.#names?.current() ?? [];
+    if (needed.length === this.#needed.length && needed.every((one, i) => one === this.#needed[i])) return false;
+    this.#needed = needed;
+    return true;
   }
 
   #close(): boolean {
@@ -71,10 +122,10 @@ export class NodeListing {
   }
 
   *#events(namespace: string, batch: PackedBatch): Generator<number, void> {
-    for (const event of eventsIn(batch)) yield* this.#event(namespace, event);
+    for (const event of eventsIn(batch)) yield* this.#event(namespace, event, batch.ts);
   }
 
-  *#event(namespace: string, event: PackedEvent): Generator<number, void> {
+  *#event(namespace: string, event: PackedEvent, atS: number): Generator<number, void> {
     const { blockTokens, lies, shared, teller } = this.#options;
     const medium = event.medium === undefined ? undefined : mediumOf(event.medium);
     if (medium === undefined || medium === mediumNumbers.gpu) {
@@ -82,6 +133,10 @@ export class NodeListing {
       return;
     }
     if (medium === mediumNumbers.peer) return;
+    if (this.#names !== undefined) {
+      yield* this.#renamed(this.#names, { namespace, medium }, event, atS);
+      return;
+    }
     if (event.type === recordType.stored && event.blockTokens !== 0 && event.blockTokens !== blockTokens) {
       lies.tell('block_size', () => `blocks of ${event.blockTokens} tokens, the index has blocks of ${blockTokens}`);
       return;
@@ -113,6 +168,53 @@ export class NodeListing {
     }
   }
 
+  /** An event of blocks that have other names than ours. */
+  *#renamed(names: NodeNames, place: Place, event: PackedEvent, atS: number): Generator<number, void> {
+    const { shared, teller } = this.#options;
+    const { namespace, medium } = place;
+    const isShared = sharedMedia.includes(medium);
+    if (event.type === recordType.stored) {
+      yield* names.stored(place, event, atS);
+      return;
+    }
+    if (event.type === recordType.cleared) {
+      names.cleared(place);
+      if (isShared) yield* shared.event(teller, namespace, medium, event);
+      else this.#parts.get(namespace)?.cleared(medium);
+      yield 1;
+      return;
+    }
+    for (const slice of slices(event.keys)) {
+      const keys = names.own(slice);
+      if (isShared) yield* shared.event(teller, namespace, medium, { type: event.type, keys });
+      else this.#parts.get(namespace)?.removed(medium, keys);
+      names.removed(place, slice);
+      yield slice.length / 2;
+    }
+  }
+
+  /** Blocks by our names. */
+  *#credit({ namespace, medium }: Place, keys: Keys, parent: Parent): Generator<number, void> {
+    const { lies, shared, teller, maxBlocks } = this.#options;
+    if (sharedMedia.includes(medium)) {
+      yield* shared.event(teller, namespace, medium, { type: recordType.stored, keys });
+      return;
+    }
+    const part = this.#parts.get(namespace) ?? this.#partOf(namespace);
+    if (part?.stored(medium, keys, parent) === false)
+      lies.tell('too_many_blocks', () => `more than ${maxBlocks} blocks`);
+    yield keys.length / 2;
+  }
+
+  /** Whether the index credits it with a block now. */
+  #credits(): (low: number, high: number) => boolean {
+    const { index, shared, teller } = this.#options;
+    const parts = [...this.#parts.values()];
+    for (const namespace of this.#names?.namespaces ?? []) parts.push(...shared.partsOf(teller, namespace));
+    const target = { sources: parts.map(({ source }) => source) };
+    return (low, high) => index.isHeld(low, high, target);
+  }
+
   #partOf(namespace: string): Part | undefined {
     const { index, maxBlocks, lies } = this.#options;
     if (this.#parts.size >= maxParts) {
@@ -124,6 +226,12 @@ export class NodeListing {
     return part;
   }
 }
+
+const unnamed: Problem = {
+  what: 'none of its blocks can be named, as it tells no tokens of them',
+  remedy:
+    'say `kvEvents.tokenIdBytes` in its configuration; what it stored before counts when it is stored again; of SGLang nobody is told tokens',
+};
 
 /** What `subtopicOf` appends to a topic; empty: nothing. */
 const namespaceIn = (topic: string): string => /@([0-9a-f]{16})$/.exec(topic)?.[1] ?? '';

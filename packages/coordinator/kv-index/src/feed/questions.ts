@@ -17,8 +17,8 @@ export interface Asked {
   readonly targets: Targets;
   /** Of those that are not one plain target. */
   readonly views: readonly (WorkerView | undefined)[];
-  /** Which target is the pool that each can fetch from; -1: none. */
-  readonly pools: readonly number[];
+  /** Which targets are the pools that each can fetch from: what is in all of these. None: it can fetch nothing. */
+  readonly pools: readonly (readonly number[])[];
 }
 
 const partsIn = (listing: EngineListing, isOneOfSeveral: boolean): readonly (Part | undefined)[][] => {
@@ -71,9 +71,10 @@ export class Questions {
       targets: new Targets([...plain.map((target) => target ?? nothing), ...this.#pools.values()]),
       views: entries.map((entry, i) => (plain[i] === undefined ? entry?.view : undefined)),
       pools: entries.map((entry, i) => {
-        const namespace = entry && plain[i] && this.#namespacesOf(entry)[0];
-        const pool = namespace === undefined ? none : namespaces.indexOf(namespace);
-        return pool === none ? none : numbers.length + pool;
+        if (entry === undefined || (plain[i] === undefined && !entry.node?.listing?.isRenamed)) return [];
+        const pools = this.#namespacesOf(entry).map((namespace) => namespaces.indexOf(namespace));
+        // Of groups with windows nobody says what of each can be fetched; of ranks each has to have its part.
+        return pools.includes(none) ? [] : pools.map((pool) => numbers.length + pool);
       }),
     };
     this.#asked.set(numbers, asked);
@@ -100,8 +101,9 @@ export class Questions {
     for (const { record, listing, why } of this.#nodes.values()) {
       if (record.peer === null || why !== undefined) continue;
       for (const namespace of listing?.namespaces ?? []) {
-        const sources = [...(this.#pools.get(namespace)?.sources ?? []), listing!.partOf(namespace)!.source];
-        this.#pools.set(namespace, { sources });
+        const part = listing!.partOf(namespace);
+        if (part === undefined) continue;
+        this.#pools.set(namespace, { sources: [...(this.#pools.get(namespace)?.sources ?? []), part.source] });
       }
     }
   }
@@ -118,10 +120,12 @@ export class Questions {
     const guessed = why === undefined ? undefined : (history?.sources ?? []);
     // Of several engines one that has told of nothing holds nothing.
     const ranks = guessed === undefined ? listings.flatMap((one) => partsIn(one, listings.length > 1)) : [];
+    // Of an engine that hashes otherwise one group stands for all, and each rank's namespace needs what the engine itself has not.
+    const isRenamed = node?.listing?.isRenamed === true;
     const groupCount = Math.max(1, namespaces.length, ...ranks.map((groups) => groups.length));
     return (ranks.length > 0 ? ranks : [[]]).map((parts) =>
       Array.from({ length: groupCount }, (_, group): GroupView => {
-        const part = parts[group];
+        const part = parts[isRenamed ? 0 : group];
         const tokens = part?.window.tokens;
         return {
           sources: [...(guessed ?? (part ? [part.source] : [])), ...beside(group)],
@@ -134,6 +138,7 @@ export class Questions {
   /** Of its attention groups. Not known: the only one that its node has told of. */
   #namespacesOf({ followed, node }: WorkerEntry): readonly string[] {
     if (followed.namespaces !== undefined) return followed.namespaces;
+    if (node?.listing?.isRenamed) return node.listing.namespaces;
     const told = new Set([...(node?.listing?.namespaces ?? []), ...(node ? this.#shared.namespaces : [])]);
     return told.size === 1 ? [...told] : [];
   }

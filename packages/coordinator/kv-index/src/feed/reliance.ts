@@ -53,7 +53,7 @@ export class Reliance {
     const doubted: Teller[] = [];
     for (const entry of nodes) {
       if (entry.stream === undefined) continue;
-      const why = problemOf(entry.stream);
+      const why = problemOf(entry.stream) ?? entry.listing?.problem;
       const wasTrusted = entry.why === undefined;
       this.#say(`cache node ${entry.record.name}`, entry, why, 'nothing of it is counted');
       if (wasTrusted !== (why === undefined)) (wasTrusted ? doubted : trusted).push(entry.teller);

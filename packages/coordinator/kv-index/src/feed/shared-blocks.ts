@@ -56,7 +56,12 @@ export class SharedBlocks {
     return [...new Set([...this.#media.values()].flatMap(({ parts }) => [...parts.keys()]))];
   }
 
-  *event(teller: Teller, namespace: string, number: number, event: PackedEvent): Generator<number, void> {
+  *event(
+    teller: Teller,
+    namespace: string,
+    number: number,
+    event: Pick<PackedEvent, 'type' | 'keys'>,
+  ): Generator<number, void> {
     const medium = this.#mediumOf(number);
     if (event.type === recordType.cleared) {
       this.#lose(medium, teller);

@@ -17,6 +17,8 @@ export function addBreaks(sum: Breaks, more: Readonly<Breaks>): void {
 export interface FeedTotals {
   /** Blocks forgotten for want of space, those included for whose names there was none. */
   readonly droppedBlocks: number;
+  /** Of nodes beside engines that hash otherwise: blocks that were told of, and are credited to nobody, as their tokens were not known then. */
+  readonly unnamedBlocks: number;
   readonly lies: Readonly<Record<LieKind, number>>;
   readonly breaks: Readonly<Breaks>;
 }
@@ -25,10 +27,12 @@ export function sumOf(all: readonly FeedTotals[]): FeedTotals {
   const lies = Object.fromEntries(lieKinds.map((kind) => [kind, 0])) as Record<LieKind, number>;
   const breaks = noBreaks();
   let droppedBlocks = 0;
+  let unnamedBlocks = 0;
   for (const one of all) {
     for (const kind of lieKinds) lies[kind] += one.lies[kind];
     addBreaks(breaks, one.breaks);
     droppedBlocks += one.droppedBlocks;
+    unnamedBlocks += one.unnamedBlocks;
   }
-  return { droppedBlocks, lies, breaks };
+  return { droppedBlocks, unnamedBlocks, lies, breaks };
 }

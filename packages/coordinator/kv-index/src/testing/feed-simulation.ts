@@ -4,12 +4,15 @@
  *
  *   - never above its bound;
  *   - never a block credited to who has dropped it for longer than its events may take (`worstStaleMs`);
- *   - at every quiet point equal to the truth, of all whose publishers tell snapshots; of others (vLLM's), no more than it.
+ *   - at every quiet point equal to the truth, of all whose publishers tell snapshots; of others (vLLM's), no more than it, nor of a
+ *     node that names blocks otherwise, whose names may be told while nobody hears.
  */
 import type { KvEvent } from '@kvtier/events';
+import { ChainHasher } from '@kvtier/identity';
 import { EngineListing } from '../feed/engine-listing.ts';
 import { LieCounts, Lies } from '../feed/lies.ts';
 import { mediumNumbers } from '../feed/media.ts';
+import { NamesBudget } from '../feed/names-budget.ts';
 import { NodeListing } from '../feed/node-listing.ts';
 import { SharedBlocks, type Teller } from '../feed/shared-blocks.ts';
 import { KvIndex } from '../kv-index.ts';
@@ -38,6 +41,9 @@ export interface FeedSimulationResult extends SimCounts {
   worstStaleMs: number;
   mostBytes: number;
   droppedBlocks: number;
+  /** Blocks of the node with other names at quiet points, and those of them that it is credited with. */
+  renamedHeld: number;
+  renamedCredited: number;
 }
 
 /** Longest: nothing is heard for `maxIdleMs` of Probing, the next step is `probeMs` later, nobody answers, and once more `unansweredMs` later. */
@@ -54,6 +60,8 @@ const nodeTopic = `kv@${namespace}`;
 const chainCount = 24;
 /** Hashes of a page of a snapshot. */
 const pageSize = 16;
+const namesBytes = 1 << 20;
+const hasher = new ChainHasher({ algorithm: 'xxhash_cbor', blockTokens });
 
 /** One who holds blocks: on one medium, at most so many, the oldest go first. */
 class Held {
@@ -95,6 +103,8 @@ interface Claim {
   readonly held: Held;
   readonly source: () => number | undefined;
   readonly isWhole: boolean;
+  /** As the index names it; undefined: as its holder does. */
+  readonly nameOf?: (hash: bigint) => bigint;
 }
 
 interface Member {
@@ -125,6 +135,12 @@ class FeedWorld {
   readonly #claims: Claim[] = [];
   readonly #sharedHeld = new Held(60);
   readonly #lies: LieCounts = new LieCounts();
+  readonly #names = new NamesBudget(namesBytes);
+  /** What was in front of each block that was ever asked for, and its tokens. */
+  readonly #blocks = new Map<
+    bigint,
+    { readonly parent: bigint | null; readonly tokens: number[]; readonly own: Buffer; readonly name: bigint }
+  >();
   #isQuiet = false;
   readonly #maxBytes: number;
   readonly #scale: number;
@@ -138,10 +154,12 @@ class FeedWorld {
     this.#shared = new SharedBlocks(this.#index, 1e6, () => undefined);
     this.result = {
       ...{ ...simCounts(), seed: options.seed, failure: undefined, resets: 0, quietPoints: 0, compared: 0 },
-      ...{ snapshots: 0, gaps: 0, worstStaleMs: 0, mostBytes: 0, droppedBlocks: 0 },
+      ...{ snapshots: 0, gaps: 0, worstStaleMs: 0, mostBytes: 0, droppedBlocks: 0, renamedHeld: 0 },
+      renamedCredited: 0,
     };
     for (let i = 0; i < 6; i++) this.#addEngine(`engine ${i}`, i >= 4);
     for (let i = 0; i < 3; i++) this.#addNode(`node ${i}`);
+    this.#addForeignNode('node of other names');
   }
 
   async run(): Promise<void> {
@@ -188,7 +206,16 @@ class FeedWorld {
   #prompt(): bigint[] {
     const chain = Math.floor(this.#random() * chainCount * this.#scale);
     const length = 1 + Math.floor(this.#random() * (this.#options.isTight ? 48 : 12));
-    return Array.from({ length }, (_, place) => hashOf(place < 4 ? chain % 5 : chain, place));
+    const hashes = Array.from({ length }, (_, place) => hashOf(place < 4 ? chain % 5 : chain, place));
+    for (const [place, hash] of hashes.entries()) {
+      if (this.#blocks.has(hash)) continue;
+      const parent = place === 0 ? null : hashes[place - 1]!;
+      const tokens = Array.from({ length: blockTokens }, (_, i) => (place < 4 ? chain % 5 : chain) + i);
+      const before = parent === null ? null : this.#blocks.get(parent)!.own;
+      const own = Buffer.from(hasher.hashBlocks(before, Uint32Array.from(tokens)));
+      this.#blocks.set(hash, { parent, tokens, own, name: own.readBigUInt64BE(own.length - 8) });
+    }
+    return hashes;
   }
 
   #addEngine(name: string, isForeign: boolean): void {
@@ -311,11 +338,69 @@ class FeedWorld {
     });
   }
 
+  /** Beside an engine that hashes otherwise: what is in memory is told with its tokens, what is on its disk is not. */
+  #addForeignNode(name: string): void {
+    const [arena, disk] = [new Held(50 * this.#scale), new Held(90 * this.#scale)];
+    const lies = new Lies(name, this.#lies, silent, () => this.nowMs);
+    const common = { index: this.#index, blockTokens, maxBlocks: 1e6, shared: this.#shared };
+    const renaming = { hasher, budget: this.#names };
+    const listing = new NodeListing({ ...common, teller: { resync: () => undefined }, lies, renaming });
+    const told = (hashes: Iterable<bigint>): KvEvent[] => {
+      const runs: { readonly parent: bigint | null; readonly hashes: bigint[]; readonly tokens: number[] }[] = [];
+      for (const hash of hashes) {
+        const { parent, tokens } = this.#blocks.get(hash)!;
+        const run = runs.at(-1);
+        if (run === undefined || run.hashes.at(-1) !== parent)
+          runs.push({ parent, hashes: [hash], tokens: [...tokens] });
+        else {
+          run.hashes.push(hash);
+          run.tokens.push(...tokens);
+        }
+      }
+      return runs.map(({ parent, hashes, tokens }) => stored(hashes, parent, 'CPU', blockTokens, tokens));
+    };
+    const held = function* (this: void) {
+      yield { events: told(arena.copies.keys()), topic: nodeTopic };
+      yield* pages(disk.copies.keys(), 'DISK', nodeTopic, pageSize);
+    };
+    const publisher = this.#publisherOf(held, 50, () => act());
+    const say = (...events: KvEvent[]): void => publisher.publish(events, nodeTopic, this.result);
+    const act = (): void => {
+      if (this.#isQuiet) return;
+      const prompt = this.#prompt();
+      for (const [held, medium] of [[arena, 'CPU'] as const, [disk, 'DISK'] as const]) {
+        const fresh = prompt.filter((hash) => !held.copies.has(hash));
+        for (const hash of fresh) held.add(hash);
+        const gone = [...held.copies.keys()].slice(0, Math.max(0, held.copies.size - held.most));
+        for (const hash of gone) held.drop(hash, this.nowMs);
+        if (fresh.length > 0) say(...(medium === 'CPU' ? told(fresh) : [stored(fresh, null, medium, 0)]));
+        if (gone.length > 0) say(removed(gone, medium));
+      }
+    };
+    const restart = (): void => {
+      arena.clear(this.nowMs);
+      for (const { events } of held()) say(...events);
+    };
+    const reset = (): void => {
+      arena.clear(this.nowMs);
+      say({ type: 'AllBlocksCleared', medium: 'CPU' });
+    };
+    const follower = new SimFollower(this, publisher, listing, this.#options.isDeaf, true);
+    this.#members.push({ publisher, follower, act, restart, reset });
+    const source = (): number | undefined => listing.partOf(namespace)?.source;
+    const nameOf = (hash: bigint): bigint => this.#blocks.get(hash)!.name;
+    for (const [medium, held] of [
+      [mediumNumbers.cpu, arena],
+      [mediumNumbers.disk, disk],
+    ] as const)
+      this.#claims.push({ name, medium, held, source, isWhole: false, nameOf });
+  }
+
   readonly #tellers: Teller[] = [];
 
   /** What changes in a shared tier is told by all nodes. */
   #sayShared(events: readonly KvEvent[]): void {
-    for (const { publisher } of this.#members.slice(6)) publisher.publish(events, nodeTopic, this.result);
+    for (const { publisher } of this.#members.slice(6, 9)) publisher.publish(events, nodeTopic, this.result);
   }
 
   #publisherOf(
@@ -330,14 +415,15 @@ class FeedWorld {
     const { bytes } = this.#index.stats();
     this.result.mostBytes = Math.max(this.result.mostBytes, bytes);
     if (bytes > this.#maxBytes) this.#fail(`${bytes} bytes, bound ${this.#maxBytes}`);
+    if (this.#names.bytes > namesBytes) this.#fail(`names take ${this.#names.bytes} bytes, bound ${namesBytes}`);
   }
 
   #checkStale(): void {
-    for (const { name, medium, held, source } of this.#claims) {
+    for (const { name, medium, held, source, nameOf = asTold } of this.#claims) {
       const number = source();
       if (number === undefined) continue;
       for (const [hash, atMs] of held.droppedAtMs) {
-        if (!this.#credits(hash, number, medium)) continue;
+        if (!this.#credits(nameOf(hash), number, medium)) continue;
         const staleMs = this.nowMs - atMs;
         this.result.worstStaleMs = Math.max(this.result.worstStaleMs, staleMs);
         if (staleMs > mostStaleMs) this.#fail(`${name} is credited with a block ${staleMs} ms after it dropped it`);
@@ -348,17 +434,19 @@ class FeedWorld {
   #checkQuiet(): void {
     this.result.quietPoints++;
     this.#index.checkIntegrity();
-    for (const { name, medium, held, source, isWhole } of this.#claims) {
+    for (const { name, medium, held, source, isWhole, nameOf = asTold } of this.#claims) {
       const number = source();
       for (const hash of held.copies.keys()) {
         this.result.compared++;
-        const isCredited = number !== undefined && this.#credits(hash, number, medium);
+        const isCredited = number !== undefined && this.#credits(nameOf(hash), number, medium);
+        if (nameOf !== asTold) this.result.renamedHeld++;
+        if (nameOf !== asTold && isCredited) this.result.renamedCredited++;
         if (!isCredited && isWhole && !this.#options.isTight)
           this.#fail(`${name} is not credited with a block on ${medium}`);
       }
       for (const hash of held.droppedAtMs.keys()) {
         this.result.compared++;
-        if (number !== undefined && this.#credits(hash, number, medium))
+        if (number !== undefined && this.#credits(nameOf(hash), number, medium))
           this.#fail(`${name} is credited with a block on ${medium} that it dropped`);
       }
     }
@@ -374,6 +462,7 @@ class FeedWorld {
   }
 }
 
+const asTold = (hash: bigint): bigint => hash;
 const silent = { info: () => undefined, warn: () => undefined };
 
 const hashOf = (chain: number, place: number): bigint =>
@@ -384,8 +473,9 @@ const stored = (
   parentBlockHash: bigint | null,
   medium: string,
   blockSize: number,
+  tokenIds: readonly number[] = [],
 ): KvEvent => ({
-  ...{ type: 'BlockStored', blockHashes, parentBlockHash, tokenIds: [], blockSize },
+  ...{ type: 'BlockStored', blockHashes, parentBlockHash, tokenIds, blockSize },
   ...{ loraId: null, loraName: null, medium },
 });
 const removed = (blockHashes: readonly bigint[], medium: string): KvEvent => ({

@@ -132,10 +132,10 @@ export class SimFollower {
   #isDown = false;
   readonly #isDeaf: boolean;
 
-  /** `isDeaf`: a planted fault, as if nothing were said where the stream does not continue. */
-  constructor(clock: SimClock, publisher: SimPublisher, listing: Listing, isDeaf = false) {
+  /** `isDeaf`: a planted fault, as if nothing were said where the stream does not continue. `tokens`: it asks for them. */
+  constructor(clock: SimClock, publisher: SimPublisher, listing: Listing, isDeaf = false, tokens = false) {
     this.#isDeaf = isDeaf;
-    const decoder = new PackedDecoder();
+    const decoder = new PackedDecoder({ tokens });
     this.#clock = clock;
     this.#publisher = publisher;
     this.#listing = listing;

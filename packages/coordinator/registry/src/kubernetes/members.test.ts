@@ -7,9 +7,10 @@ const rules: MemberRules = { ports: [8000], scheme: 'http', eventsPort: 5557, re
 
 const pod = (
   name: string,
-  { labels = {}, annotations = {}, ip = '10.1.0.1', phase = 'Running', ready = true, ends = false } = {},
+  { labels = {}, annotations = {}, ip = '10.1.0.1', phase = 'Running', ready = true, ends = false, host = '' } = {},
 ): Pod =>
   parsePod({
+    ...(host === '' ? {} : { spec: { nodeName: host } }),
     metadata: {
       name,
       resourceVersion: '1',
@@ -137,6 +138,59 @@ it('a pod of ours with its cache node, by its annotations', () => {
   });
 });
 
+describe('a cache node in a pod of its own', () => {
+  const annotations = { 'kvtier.io/kind': 'cache-node', 'kvtier.io/node-events-port': '6003' };
+  const engine = (name: string, host: string, node = 'host') =>
+    pod(name, { host, annotations: { 'kvtier.io/node': node } });
+
+  it('serves the pods of its host that say so, in whatever order they come', () => {
+    const [a, b] = [
+      pod('node-a', { host: 'a', ip: '10.2.0.1', annotations }),
+      pod('node-b', { host: 'b', annotations }),
+    ];
+    const pods = [engine('e1', 'a'), a, engine('e2', 'a'), engine('e3', 'c'), pod('e4', { host: 'a' }), b];
+    const slice: EndpointSlice = {
+      ...{ name: 'engines', ports: [8000] },
+      endpoints: [{ host: '10.1.0.1', pod: 'e1', isReady: true }],
+    };
+    for (const [slices, wanted] of [
+      [undefined, { e1: 'node-a', e2: 'node-a', e3: null, e4: null }],
+      [[slice], { e1: 'node-a' }],
+    ] as const) {
+      const { workers, nodes, ignored } = membersOf(pods, slices, rules);
+      expect([Object.fromEntries(workers.map(({ name, node }) => [name, node])), ignored]).toEqual([wanted, []]);
+      const events = (host: string) => ({ endpoint: `tcp://${host}:6003`, replayEndpoint: null, topic: '' });
+      expect(nodes).toEqual([
+        { name: 'node-a', peer: null, events: events('10.2.0.1') },
+        { name: 'node-b', peer: null, events: events('10.1.0.1') },
+      ]);
+    }
+  });
+
+  it('is none while it ends, beside another one, or where nobody can reach it', () => {
+    const ends = pod('old', { host: 'a', annotations, ends: true });
+    const others = ['x', 'y'].map((name) => pod(name, { host: 'a', annotations }));
+    const silent = pod('silent', { host: 'b', annotations: { 'kvtier.io/kind': 'cache-node' } });
+    const { workers, nodes, ignored } = membersOf(
+      [ends, ...others, silent, engine('e', 'a'), engine('f', 'a', 'x')],
+      undefined,
+      rules,
+    );
+    expect([workers.map(({ name, node }) => [name, node]), nodes.map(({ name }) => name)]).toEqual([
+      [['e', 'x']],
+      ['x'],
+    ]);
+    expect(ignored).toEqual([
+      { name: 'y', why: 'is on host a beside the cache node x; one of a host counts' },
+      {
+        name: 'silent',
+        why: 'kvtier.io/kind is cache-node, and neither kvtier.io/node-events-port nor kvtier.io/peer-port is said',
+      },
+      { name: 'f', why: 'kvtier.io/node is "x"; host, or nothing' },
+    ]);
+  });
+});
+
 it('the node of a pod publishes with its own key, else with that of the pod', () => {
   const [pods, nodes] = ['p'.repeat(40), 'n'.repeat(40)];
   const ports = { 'kvtier.io/node-events-port': '6003' };
@@ -162,7 +216,7 @@ it('each port is a worker, and their events are numbered as vLLM numbers ranks',
 });
 
 it.each([
-  [{ 'kvtier.io/kind': 'vllm' }, 'kvtier.io/kind is "vllm"; kvtier or openai'],
+  [{ 'kvtier.io/kind': 'vllm' }, 'kvtier.io/kind is "vllm"; kvtier, openai or cache-node'],
   [{ 'llm-d.ai/role': 'cook' }, 'llm-d.ai/role is "cook", which is no role'],
   [{ 'kvtier.io/ports': '8000,x' }, 'kvtier.io/ports is "x"; a port is 1 to 65535'],
   [{ 'kvtier.io/node-events-key': 'x' }, 'kvtier.io/node-events-key is "x"; a CURVE key is 40 characters of Z85'],

@@ -3,6 +3,8 @@
  * (`disaggregatedset.x-k8s.io/role`, `/revision`), LeaderWorkerSet (only a group's leader serves); `kvtier.io/...` are ours
  * (docs/cluster.md has the table).
  *
+ * A cache node is in its engine's pod, or in one of its own on the same host (a DaemonSet's), which engines' pods say that they use.
+ *
  * A pod that is not ready, or that ends, is there and gets nothing new: it drains. One that does not run, or has no address yet, is
  * not there.
  */
@@ -34,15 +36,47 @@ export function membersOf(
   rules: MemberRules,
 ): FoundMembers {
   const found: FoundMembers = { workers: [], nodes: [], ignored: [] };
-  const places = placesOf(pods, slices, rules, found.ignored);
-  for (const place of places) {
+  const each = (name: string, add: () => void): void => {
     try {
-      add(found, place, rules);
+      add();
     } catch (error) {
-      found.ignored.push({ name: place.name, why: (error as Error).message });
+      found.ignored.push({ name, why: (error as Error).message });
     }
+  };
+  const engines: Pod[] = [];
+  /** By the host: the names of their records. */
+  const hostNodes = new Map<string, string>();
+  for (const pod of pods) {
+    if (sayingOf(pod)('kind') === 'cache-node') each(pod.name, () => addHostNode(found, pod, hostNodes));
+    else engines.push(pod);
   }
+  for (const place of placesOf(engines, slices, rules, found.ignored))
+    each(place.name, () => add(found, place, rules, hostNodes));
   return found;
+}
+
+/** What its annotations or labels say. */
+const sayingOf = (pod: Pod | undefined) => (key: string) => {
+  const name = `kvtier.io/${key}`;
+  return pod?.annotations[name] ?? pod?.labels[name];
+};
+
+const isThere = ({ isRunning, ip }: Pod): boolean => isRunning && ip !== undefined;
+
+/** A cache node in a pod of its own. */
+function addHostNode(found: FoundMembers, pod: Pod, hostNodes: Map<string, string>): void {
+  if (!isThere(pod) || pod.isTerminating) return;
+  const { name, hostName } = pod;
+  const record = nodeOf(name, pod.ip!, sayingOf(pod));
+  if (record === undefined)
+    throw new Error(
+      'kvtier.io/kind is cache-node, and neither kvtier.io/node-events-port nor kvtier.io/peer-port is said',
+    );
+  const other = hostName === undefined ? undefined : hostNodes.get(hostName);
+  if (other !== undefined)
+    throw new Error(`is on host ${hostName} beside the cache node ${other}; one of a host counts`);
+  if (hostName !== undefined) hostNodes.set(hostName, name);
+  found.nodes.push(record);
 }
 
 /** Where something listens. */
@@ -60,7 +94,6 @@ function placesOf(
   rules: MemberRules,
   ignored: FoundMembers['ignored'],
 ): Place[] {
-  const isThere = ({ isRunning, ip }: Pod): boolean => isRunning && ip !== undefined;
   if (slices === undefined) {
     return [...pods].filter(isThere).map((pod) => {
       const isReady = pod.isReady && !pod.isTerminating;
@@ -101,71 +134,92 @@ function hostOf(pod: Pod | undefined, host: string, other = host): string {
   return host < other ? host : other;
 }
 
-function add(found: FoundMembers, place: Place, rules: MemberRules): void {
+type Says = (key: string) => string | undefined;
+
+function portSaid(says: Says, key: string, otherwise: number | null): number | null {
+  const text = says(key);
+  if (text === undefined) return otherwise;
+  return text === 'none' ? null : portOf(key, text);
+}
+
+const at = (host: string, port: number): string => `${host.includes(':') ? `[${host}]` : host}:${port}`;
+
+function sourceAt(
+  host: string,
+  events: number | null,
+  replay: number | null,
+  topic: string,
+  serverKey: string | undefined,
+): EventSource | null {
+  if (events === null) return null;
+  return {
+    endpoint: `tcp://${at(host, events)}`,
+    replayEndpoint: replay === null ? null : `tcp://${at(host, replay)}`,
+    topic,
+    ...(serverKey !== undefined && { serverKey }),
+  };
+}
+
+/** The cache node that a pod has; undefined: none. */
+function nodeOf(name: string, host: string, says: Says): NodeRecord | undefined {
+  const peerPort = portSaid(says, 'peer-port', null);
+  // An engine may publish in the clear where the node beside it does not.
+  const key = keyOf('node-events-key', says('node-events-key')) ?? keyOf('events-key', says('events-key'));
+  const [port, replay] = [portSaid(says, 'node-events-port', null), portSaid(says, 'node-replay-port', null)];
+  const events = sourceAt(host, port, replay, '', key);
+  if (peerPort === null && events === null) return undefined;
+  return { name, peer: peerPort === null ? null : { host, port: peerPort }, events };
+}
+
+/** Of an engine's pod that has no cache node: the one of its host, where it says so. */
+function hostNodeOf(pod: Pod | undefined, hostNodes: ReadonlyMap<string, string>): string | null {
+  const which = sayingOf(pod)('node');
+  if (which === undefined) return null;
+  if (which !== 'host') throw new Error(`kvtier.io/node is ${cut(which)}; host, or nothing`);
+  return hostNodes.get(pod?.hostName ?? '') ?? null;
+}
+
+function add(found: FoundMembers, place: Place, rules: MemberRules, hostNodes: ReadonlyMap<string, string>): void {
   const { host, isReady, pod } = place;
-  const says = (key: string): string | undefined => {
-    const name = `kvtier.io/${key}`;
-    return pod?.annotations[name] ?? pod?.labels[name];
-  };
-  const port = (key: string, otherwise: number | null): number | null => {
-    const text = says(key);
-    if (text === undefined) return otherwise;
-    return text === 'none' ? null : portOf(key, text);
-  };
+  const says = sayingOf(pod);
   const role = roleOf(pod);
   if (role === undefined) return;
   const kind = says('kind') ?? 'openai';
-  if (kind !== 'kvtier' && kind !== 'openai') throw new Error(`kvtier.io/kind is ${cut(kind)}; kvtier or openai`);
+  if (kind !== 'kvtier' && kind !== 'openai')
+    throw new Error(`kvtier.io/kind is ${cut(kind)}; kvtier, openai or cache-node`);
   const ports =
     says('ports')
       ?.split(',')
       .map((text) => portOf('ports', text)) ?? place.ports;
   const ranks = ranksOf(says('events-ranks'), ports.length);
-  const key = (name: string): string | undefined => keyOf(name, says(name));
-  const eventsKey = key('events-key');
-  const at = (number: number): string => `${host.includes(':') ? `[${host}]` : host}:${number}`;
-  const source = (
-    events: number | null,
-    replay: number | null,
-    topic: string,
-    serverKey: string | undefined,
-    rank = 0,
-  ): EventSource | null =>
-    events === null
-      ? null
-      : {
-          endpoint: `tcp://${at(events + rank)}`,
-          replayEndpoint: replay === null ? null : `tcp://${at(replay + rank)}`,
-          topic,
-          ...(serverKey !== undefined && { serverKey }),
-        };
-  const peerPort = port('peer-port', null);
-  // An engine may publish in the clear where the node beside it does not.
-  const nodeKey = key('node-events-key') ?? eventsKey;
-  const nodeEvents = source(port('node-events-port', null), port('node-replay-port', null), '', nodeKey);
-  const hasNode = peerPort !== null || nodeEvents !== null;
-  const [eventsPort, replayPort] = [port('events-port', rules.eventsPort), port('replay-port', rules.replayPort)];
+  const eventsKey = keyOf('events-key', says('events-key'));
+  const node = nodeOf(place.name, host, says);
+  const nodeName = node?.name ?? hostNodeOf(pod, hostNodes);
+  const [eventsPort, replayPort] = [
+    portSaid(says, 'events-port', rules.eventsPort),
+    portSaid(says, 'replay-port', rules.replayPort),
+  ];
   const engineEvents = (rank: number): WorkerRecord['events'] => {
-    const first = source(eventsPort, replayPort, says('events-topic') ?? rules.eventsTopic, eventsKey, rank);
+    const after = (port: number | null): number | null => port && port + rank;
+    const topic = says('events-topic') ?? rules.eventsTopic;
+    const first = sourceAt(host, after(eventsPort), after(replayPort), topic, eventsKey);
     return first && ranks !== undefined ? { ...first, ranks } : first;
   };
   const workers = ports.map(
     (number, rank): WorkerRecord => ({
       name: ports.length === 1 ? place.name : `${place.name}.${number}`,
       kind,
-      address: kind === 'kvtier' ? at(number) : `${rules.scheme}://${at(number)}`,
+      address: kind === 'kvtier' ? at(host, number) : `${rules.scheme}://${at(host, number)}`,
       role,
       draining: !isReady,
-      node: hasNode ? place.name : null,
+      node: nodeName,
       // Ranks of one pod publish one after the other, as vLLM numbers them.
       events: engineEvents(rank),
       revision: pod?.labels['disaggregatedset.x-k8s.io/revision'] ?? '',
     }),
   );
   found.workers.push(...workers);
-  if (!hasNode) return;
-  const peer = peerPort === null ? null : { host, port: peerPort };
-  found.nodes.push({ name: place.name, peer, events: nodeEvents });
+  if (node !== undefined) found.nodes.push(node);
 }
 
 /** undefined: it takes no requests of ours. */

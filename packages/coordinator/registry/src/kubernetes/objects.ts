@@ -14,6 +14,7 @@ const meta = z.object({
 
 const podSchema = z.object({
   metadata: meta,
+  spec: z.object({ nodeName: word.nullish() }).nullish(),
   status: z
     .object({
       phase: word.nullish(),
@@ -47,6 +48,8 @@ const sliceSchema = z.object({
 export interface Pod {
   readonly name: string;
   readonly ip: string | undefined;
+  /** The host that it runs on, as Kubernetes names it. */
+  readonly hostName: string | undefined;
   /** It runs; neither waiting for its first container nor ended. */
   readonly isRunning: boolean;
   readonly isReady: boolean;
@@ -77,10 +80,11 @@ const ours = (all: Readonly<Record<string, string>> | null | undefined): Record<
 
 /** @throws KvError PROTOCOL: it is none */
 export function parsePod(value: unknown): Pod {
-  const { metadata, status } = parse(podSchema, value);
+  const { metadata, spec, status } = parse(podSchema, value);
   return {
     name: metadata.name,
     ip: status?.podIP ?? undefined,
+    hostName: spec?.nodeName ?? undefined,
     isRunning: status?.phase === 'Running',
     isReady: status?.conditions?.some(({ type, status }) => type === 'Ready' && status === 'True') ?? false,
     isTerminating: metadata.deletionTimestamp != null,
