@@ -50,6 +50,9 @@ export interface LowerOptions {
   readonly log: Log;
 }
 
+/** Folders that are named lie on disks of their own; what is remembered of these lies in the data folder, which is there. */
+export const mountsFileOf = (dataDir: string): string => path.join(dataDir, 'disk-mounts.json');
+
 const sharedSupports = { persistent: true, shared: true, writable: true, evicts: true };
 
 /** KvError when a tier cannot work from the start: no permission, no room, a cap that is too small, a wrong password. */
@@ -70,10 +73,11 @@ export async function openLower(options: LowerOptions): Promise<Tier[]> {
     if (s3 !== null) {
       const { S3Tier, loadSdk } = await import('@kvtier/tiers/s3');
       await loadSdk(); // on a busy machine seconds, which are not the server's
-      const open = () => S3Tier.open({ ...s3, arena, memory, slots, log });
-      opened.push(
-        await openOrLater({ name: 's3', supports: sharedSupports, capacityBytes: s3.bytes, open, clock, log }),
-      );
+      // A node that only reads needs no permission to write, and lacks nothing without it.
+      const isReadOnly = options.placement.s3?.write === 'none';
+      const supports = { ...sharedSupports, writable: !isReadOnly };
+      const open = () => S3Tier.open({ ...s3, arena, memory, slots, log, isReadOnly });
+      opened.push(await openOrLater({ name: 's3', supports, capacityBytes: s3.bytes, open, clock, log }));
     }
   } catch (error) {
     for (const tier of opened) await tier.close();
@@ -87,6 +91,7 @@ async function openDisk(disk: DiskOptions, { dataDir, arena, slots, log }: Lower
     dirs: (disk.dirs ?? [path.join(dataDir, 'segments')]).map((place) =>
       typeof place === 'string' ? place : { dir: place.dir, capacityBytes: place.bytes },
     ),
+    mountsFile: disk.dirs && mountsFileOf(dataDir),
     policy: disk.eviction,
     capacityBytes: disk.bytes,
     segmentBytes: disk.segmentBytes,

@@ -167,6 +167,88 @@ it.each([
   expect(asked).toEqual(expected);
 });
 
+it.each([
+  ['may be deleted later', true, [1, 2, 4, 8, 16, 26, 36]],
+  ['may not be deleted', false, [1, 11, 21, 31]],
+])(
+  'packs that are to go, and %s, are asked for again in good time, and a line a pass says so',
+  async (_, retry, expected) => {
+    const bytes = pack.length;
+    const plan = planS3({ bucket: 'b', bytes: 16 * 4096 + 4096, packBytes: 4096, ttlSeconds: 1_000 });
+    const damaged = Buffer.from(pack);
+    damaged[table.length - 1]! ^= 1;
+    // Damaged, expired, beyond the budget, known before it expires, and one that stays.
+    const objects = [3, 4, 99, 5, 6].map((slot) => {
+      const modifiedMs = { 4: 0, 5: 1_000_500, 6: 9e9 }[slot] ?? 1_001_000;
+      return { key: `v1/packs/${String(slot).padStart(8, '0')}`, etag: etagOf(slot), bytes, modifiedMs };
+    });
+    let pass = 0;
+    let isAllowed = false;
+    async function* pages(): AsyncGenerator<ListedPage> {
+      yield { objects, serverMs: pass === 1 ? 2_000_000 : 2_000_800 };
+    }
+    const get = async (key: string, _etag: string, first: number, targets: readonly Buffer[]): Promise<boolean> => {
+      (key.endsWith('3') ? damaged : pack).copy(targets[0]!, 0, first);
+      return true;
+    };
+    const asked = new Map<number, number[]>();
+    const remove = async (key: string): Promise<void> => {
+      const slot = Number(key.slice(-8));
+      asked.set(slot, [...(asked.get(slot) ?? []), pass]);
+      if (!isAllowed) throw new KvError('IO', 'HTTP 403', { retry });
+      objects.splice(
+        objects.findIndex((object) => object.key === key),
+        1,
+      );
+    };
+    const lines: object[] = [];
+    const warn = (fields: object, message: string): void => void lines.push({ pass, ...fields, message });
+    const api = { pages, get, delete: remove } as unknown as S3Api;
+    const index = new PackIndex();
+    const discovery = new Discovery({ plan, api, index, log: { ...silentLog, warn }, onEvicted: () => {} });
+    while (++pass < 40) await discovery.refresh();
+    const later = expected.map((each) => each + 1).filter((each) => each < 40);
+    expect([...asked].sort(([a], [b]) => a - b)).toEqual([
+      [3, expected],
+      [4, expected],
+      [5, later],
+      [99, expected],
+    ]);
+    const message = 's3: packs that cannot be deleted are left alone for a while';
+    const packsAt = (at: number): number => (expected.includes(at) ? 3 : 0) + (later.includes(at) ? 1 : 0);
+    const passes = [...new Set([...expected, ...later])].sort((a, b) => a - b);
+    expect(lines).toEqual(passes.map((at) => ({ pass: at, packs: packsAt(at), reason: 'HTTP 403', message })));
+    expect([discovery.unreadableCount, [...index.packs.keys()]]).toEqual([4, [6]]);
+    expect([3, 4, 5].map((slot) => discovery.free.has(slot))).toEqual([false, false, false]);
+    isAllowed = true;
+    for (; pass < 60; pass++) await discovery.refresh();
+    expect([3, 4, 5].map((slot) => discovery.free.has(slot))).toEqual([true, true, true]);
+    expect([discovery.unreadableCount, [...index.packs.keys()]]).toEqual([0, [6]]);
+  },
+);
+
+it('what is not ours is looked at once, beyond the budget, too', async () => {
+  const plan = planS3({ bucket: 'b', bytes: 16 * 4096 + 4096, packBytes: 4096 });
+  const objects = [3, 99].map((slot) => {
+    return { key: `v1/packs/${String(slot).padStart(8, '0')}`, etag: 'e', bytes: 4096, modifiedMs: 1_000_000 };
+  });
+  async function* pages(): AsyncGenerator<ListedPage> {
+    yield { objects, serverMs: 1_000_000 };
+  }
+  const asked: string[] = [];
+  const get = async (key: string): Promise<boolean> => {
+    asked.push(key.slice(-2));
+    return true; // zeros
+  };
+  const api = { pages, get } as unknown as S3Api;
+  const discovery = new Discovery({ plan, api, index: new PackIndex(), log: silentLog, onEvicted: () => {} });
+  for (let pass = 0; pass < 5; pass++) await discovery.refresh();
+  expect([asked, discovery.foreignCount]).toEqual([['03', '99'], 2]);
+  objects.splice(0);
+  await discovery.refresh();
+  expect(discovery.foreignCount).toBe(0);
+});
+
 describe('among packs that are never answered for', () => {
   const goodCount = 20;
 

@@ -28,7 +28,10 @@ const requestsAtOnce = 8;
 const silencesMax = 2 * requestsAtOnce;
 /** Slots that are compared without a look at the time, which would take longer than they do. */
 const slotsAtOnce = 4096;
-/** A pack that could not be read is left alone for so many passes; for one at first, and twice as many each time, where time may mend it. */
+/**
+ * A pack that could not be read, or deleted, is left alone for so many passes; for one at first, and twice as many each time, where
+ * time may mend it.
+ */
 const passesLeftAlone = 10;
 
 export interface DiscoveryOptions {
@@ -52,14 +55,19 @@ export class Discovery {
   readonly free: SlotSet;
   /** This node writes or deletes there now. */
   readonly busy = new Set<number>();
-  /** Not ours, or damaged and refused deletion: by slot, the ETag, so that each is looked at once. */
+  /** Not ours: by slot, the ETag, so that each is looked at once. */
   readonly #foreign = new Map<number, string>();
   #otherForeign = 0;
-  /** Packs that could not be read: by slot, the ETag, for how many passes they are left alone, and the pass that looks again. */
+  /**
+   * Packs that could not be read, or deleted: by slot, the ETag, for how many passes they are left alone, and the pass that looks
+   * again.
+   */
   readonly #unreadable = new Map<
     number,
     { readonly etag: string; readonly passes: number; readonly nextPass: number }
   >();
+  /** Of packs that are left alone since a pass last told of them: by its line, how many, and why the last one is. */
+  readonly #untold = new Map<string, { readonly packs: number; readonly reason: string }>();
   #pages = 0;
   #passes = 0;
   #silences = 0;
@@ -98,17 +106,11 @@ export class Discovery {
       const pack = index.packs.get(slot);
       if (this.busy.has(slot) || pack?.etag !== object.etag) return;
       onEvicted(index.drop(pack));
-      await this.#delete(slot);
+      await this.#delete(slot, object.etag);
     });
-    let failures = 0;
-    let reason = '';
-    await this.#each(this.#newFirst(unknown), async (found) => {
-      const failure = await this.#meet(found);
-      if (failure === undefined) return;
-      failures++;
-      reason = failure.message;
-    });
-    if (failures > 0) log.warn({ packs: failures, reason }, 's3: packs that cannot be read are left alone for a while');
+    await this.#each(this.#newFirst(unknown), (found) => this.#meet(found));
+    for (const [line, fields] of this.#untold) log.warn(fields, line);
+    this.#untold.clear();
     if (this.foreignCount > 0)
       log.info({ foreign: this.foreignCount }, 's3: objects under our prefix that are not ours are left alone');
   }
@@ -134,6 +136,7 @@ export class Discovery {
     // What this node began or ended meanwhile is newer than the listing.
     const isOlder = (slot: number): boolean => busyBefore.has(slot) || this.busy.has(slot) || changed.has(slot);
     const listed = new SlotSet(plan.packCount);
+    const beyond = new Set<number>(); // of a larger budget, before
     const drop = (pack: Pack): void => {
       index.drop(pack);
       changed.delete(pack.slot); // by the listing's own word
@@ -152,7 +155,8 @@ export class Discovery {
           foreign++;
           continue;
         }
-        listed.add(slot);
+        if (slot < plan.packCount) listed.add(slot);
+        else beyond.add(slot);
         if (this.#foreign.get(slot) !== object.etag) this.#foreign.delete(slot);
         const unreadable = this.#unreadable.get(slot);
         if (unreadable !== undefined && unreadable.etag !== object.etag) this.#unreadable.delete(slot);
@@ -175,7 +179,7 @@ export class Discovery {
       if (timer.due) await timer.next();
     }
     for (const slots of [this.#foreign, this.#unreadable])
-      for (const slot of slots.keys()) if (!listed.has(slot)) slots.delete(slot);
+      for (const slot of slots.keys()) if (!listed.has(slot) && !beyond.has(slot)) slots.delete(slot);
     let compared = 0;
     for (const slot of listed.alike(this.free)) {
       if (++compared % slotsAtOnce === 0 && timer.due) await timer.next();
@@ -238,7 +242,7 @@ export class Discovery {
     return decodePackTable(Buffer.concat([start, rest]), object.bytes);
   }
 
-  /** It cannot be read: what it holds is not looked for before some passes. */
+  /** It cannot be read, or deleted: nothing is asked for it before some passes. */
   leaveAlone(slot: number, etag: string, why: KvError): void {
     const before = this.#unreadable.get(slot);
     const again = before?.etag === etag ? 2 * before.passes : 1;
@@ -246,8 +250,20 @@ export class Discovery {
     this.#unreadable.set(slot, { etag, passes, nextPass: this.#passes + passes });
   }
 
-  /** An object in a slot that this node knows nothing of. Returns why it cannot be read and is left alone. */
-  async #meet(found: Found): Promise<KvError | undefined> {
+  /** A pack that is to go cannot: without this each pass would ask for it again. */
+  notDeleted(slot: number, etag: string, why: KvError): void {
+    if (this.#isOver) return; // the server is gone, and nothing is known of this pack
+    this.leaveAlone(slot, etag, why);
+    this.#tellLater('s3: packs that cannot be deleted are left alone for a while', why);
+  }
+
+  #tellLater(line: string, { message: reason }: KvError): void {
+    const packs = (this.#untold.get(line)?.packs ?? 0) + 1;
+    this.#untold.set(line, { packs, reason });
+  }
+
+  /** An object in a slot that this node knows nothing of. */
+  async #meet(found: Found): Promise<void> {
     const { slot, object, serverMs } = found;
     const { plan, index, log } = this.#options;
     let table: PackTable | 'foreign' | 'damaged' | undefined;
@@ -255,41 +271,47 @@ export class Discovery {
       table = await this.readTable(slot, object, this.#deadlineMs());
     } catch (error) {
       if (!(error instanceof KvError)) throw error;
-      if (this.#isOver) return undefined; // the server is gone, and nothing is known of this pack
+      if (this.#isOver) return; // the server is gone, and nothing is known of this pack
       this.#silences = error.retry ? this.#silences + 1 : 0;
       this.leaveAlone(slot, object.etag, error);
-      return error;
+      this.#tellLater('s3: packs that cannot be read are left alone for a while', error);
+      return;
     }
     this.#silences = 0;
-    this.#unreadable.delete(slot);
-    if (table === undefined || this.busy.has(slot) || index.packs.has(slot)) return undefined;
-    if (table === 'foreign') {
-      this.#foreign.set(slot, object.etag);
-      return undefined;
+    const isOther = this.busy.has(slot) || index.packs.has(slot);
+    if (table === undefined || table === 'foreign' || isOther) {
+      this.#unreadable.delete(slot);
+      if (table === 'foreign' && !isOther) this.#foreign.set(slot, object.etag);
+      return;
     }
     const isBeyond = slot >= plan.packCount || object.bytes > plan.packBytes; // of a larger budget, before
     if (table === 'damaged' || isBeyond || this.#isExpired(found)) {
-      if (table === 'damaged') log.warn({ key: packKey(slot) }, 's3: a pack whose table is damaged is removed');
-      await this.#delete(slot);
-      return undefined;
+      const isGone = await this.#delete(slot, object.etag);
+      if (isGone && table === 'damaged')
+        log.warn({ key: packKey(slot) }, 's3: a pack with a damaged table was removed');
+      return;
     }
+    this.#unreadable.delete(slot);
     const ageMs = Math.max(0, (serverMs ?? object.modifiedMs) - object.modifiedMs);
     const lastUseMs = performance.now() - ageMs;
     index.add({ slot, etag: object.etag, bytes: object.bytes, lastUseMs }, table.records);
-    return undefined;
   }
 
   /**
    * Delete what is in a slot. Races are harmless: another node may have deleted it before us and put a new pack there, which
-   * then goes instead. Its blocks become misses; no key ever holds two objects, so the budget holds either way.
+   * then goes instead. Its blocks become misses; no key ever holds two objects, so the budget holds either way. false: it is
+   * left alone for a while.
    */
-  async #delete(slot: number): Promise<void> {
+  async #delete(slot: number, etag: string): Promise<boolean> {
     this.busy.add(slot);
     try {
       await this.#options.api.delete(packKey(slot), this.#deadlineMs());
+      this.#unreadable.delete(slot);
       if (slot < this.#options.plan.packCount) this.free.add(slot);
+      return true;
     } catch (error) {
-      this.#options.log.warn({ reason: KvError.from(error).message }, 's3: a pack could not be deleted');
+      this.notDeleted(slot, etag, KvError.from(error));
+      return false;
     } finally {
       this.busy.delete(slot);
     }

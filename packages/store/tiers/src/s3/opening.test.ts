@@ -2,9 +2,13 @@
 import { once } from 'node:events';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
+import { KvError } from '@kvtier/errors';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { until } from '../../../../../infra/redis/servers.ts';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
+import { checkWrites } from './opening.ts';
+import { planS3 } from './options.ts';
+import type { S3Api } from './s3-api.ts';
 import type { S3Tier } from './s3-tier.ts';
 import { FakeBucket } from './testing/fake-bucket.ts';
 import { openS3 } from './testing/s3.ts';
@@ -154,23 +158,44 @@ describe('a bucket that can be read, and refuses writes', () => {
     expect(await read(tier, 'held')).toEqual(['ready']);
   });
 
-  it('gives up none of its packs for those that a full server does not store, and then replaces them', async () => {
+  it.each([
+    ['are full', { status: 507, word: 'XMinioStorageFull' }, 2],
+    ['fail for a while', 500, 12], // tried six times each
+  ])('gives up none of its packs where its disks %s, and then replaces them', async (_, fault, requests) => {
     const bytes = 2 * (96 << 10) + 4096;
     await written(['a', 'b'], { bytes });
     // As servers do that look at conditions before they look for room.
-    bucket.fault = ({ replaces }) => (replaces ? { status: 507, word: 'XMinioStorageFull' } : undefined);
+    bucket.fault = ({ replaces }) => (replaces ? fault : undefined);
     const tier = await open({ bytes });
     await until(() => tier.stats().blocks === 2, 'what the packs hold');
     const [before, deletes] = [packs(), count(`DELETE ${packsBelow}00000000`)];
     expect(tier.stats().detail).toMatchObject({ writes_refused: 1 });
     const asked = count(`PUT ${settingsKey}`);
-    await until(() => write(tier, 'new').then(() => count(`PUT ${settingsKey}`) > asked + 2), 'more tries');
+    await until(() => write(tier, 'new').then(() => count(`PUT ${settingsKey}`) > asked + requests), 'more tries');
     expect([packs(), tier.stats().evictions, tier.stats().detail!.writes_refused]).toEqual([before, 0, 1]);
     expect([await read(tier, 'a'), await read(tier, 'b')]).toEqual([['ready'], ['ready']]);
     bucket.fault = () => undefined;
     await until(async () => (await write(tier, 'new'))[0] === 'stored', 'a write');
     expect([packs(), tier.stats().evictions]).toEqual([before, 1]);
     expect(count(`DELETE ${packsBelow}00000000`)).toBe(deletes); // in one request
+  });
+
+  it('is found to be full by its first packs where it takes no If-Match, and says that before it looks for room', async () => {
+    const bytes = 2 * (96 << 10) + 4096;
+    await written(['a', 'b'], { bytes });
+    bucket.fault = ({ method, key, replaces }) => {
+      if (replaces) return 501;
+      return method === 'PUT' && key.startsWith(packsBelow) ? { status: 507, word: 'XMinioStorageFull' } : undefined;
+    };
+    const tier = await open({ bytes });
+    await until(() => tier.stats().blocks === 2, 'what the packs hold');
+    expect(tier.stats().detail).toMatchObject({ writes_refused: 0 });
+    for (let i = 0; i < 5; i++) {
+      expect(tier.stats().detail).toMatchObject({ writes_refused: 0 });
+      expect(await write(tier, `new ${i}`)).toEqual(['refused']);
+    }
+    expect(tier.stats().detail).toMatchObject({ writes_refused: 1 });
+    expect([packs().length, tier.stats().evictions]).toEqual([1, 1]);
   });
 
   it.each([
@@ -190,7 +215,9 @@ describe('a bucket that can be read, and refuses writes', () => {
     await written();
     const fault = { status: 403, word: 'QuotaExceeded' };
     bucket.fault = ({ method }) => (method === 'PUT' ? fault : undefined);
-    const tier = await open();
+    const errors: object[] = [];
+    const log = { ...silentLog, error: (fields: object, message: string) => void errors.push({ ...fields, message }) };
+    const tier = await open({}, { log });
     await until(() => tier.stats().blocks === 1, 'what the pack holds');
     change();
     bucket.fault = () => undefined;
@@ -202,9 +229,56 @@ describe('a bucket that can be read, and refuses writes', () => {
           .then(isSaid),
       'why',
     );
+    // Nobody but who reads the log would mend it: said, and once for all tries.
+    const requests = bucket.requests.length;
+    await until(() => write(tier, 'new').then(() => bucket.requests.length > requests), 'another try');
+    const message = 'the s3 tier takes no writes until this is mended; what it holds is read';
+    expect(errors).toEqual([{ tier: 's3', reason: expect.stringMatching(reason), message }]);
     expect(tier.stats().detail).toMatchObject({ writes_refused: 1 });
     expect([packs().length, await read(tier, 'held')]).toEqual([1, ['ready']]);
   });
+
+  it.each([
+    ['whose server takes writes', undefined],
+    ['whose server refuses writes', 403],
+    ['whose server fails when it is to write', 500],
+    ['whose server has not heard of conditions', undefined],
+  ])('is asked for nothing but reads by a node that writes nothing: one %s', async (what, fault) => {
+    await written();
+    bucket.keepsConditions = !what.endsWith('conditions');
+    bucket.fault = ({ method }) => (method === 'GET' ? undefined : fault);
+    const asked = bucket.requests.length;
+    const lines: string[] = [];
+    const told = (_: object, message: string): void => void lines.push(message);
+    const tier = await open({}, { isReadOnly: true, log: { ...silentLog, warn: told, error: told } });
+    expect(tier.supports.writable).toBe(false);
+    await until(() => tier.stats().blocks === 1, 'what the pack holds');
+    expect([await read(tier, 'held'), await write(tier, 'held'), await write(tier, 'new')]).toEqual([
+      ['ready'],
+      ['held'],
+      ['refused'],
+    ]);
+    expect(tier.stats()).toMatchObject({ inService: true, outOfServiceReason: '', detail: { writes_refused: 0 } });
+    await tier.close(); // whatever was gathered would go out
+    expect(bucket.requests.slice(asked).filter((request) => !request.startsWith('GET '))).toEqual([]);
+    expect([lines, packs().length]).toEqual([[], 1]);
+  });
+});
+
+it('a write that was not tried, for a server that refuses reads, is no word of permissions to write', async () => {
+  const plan = planS3({ bucket: 'b', bytes: 1 << 20, packBytes: 4096, endpoint: 'http://127.0.0.1:1' });
+  const message = 's3: PUT v1/settings: not tried: s3: LIST kvtier/v1/packs/: HTTP 403 AccessDenied';
+  const { packBytes, packCount } = plan;
+  const api = {
+    quotedEtags: false,
+    list: async () => [{ key: settingsKey.replace('kvtier/', ''), etag: 'e' }],
+    getSmall: async () => Buffer.from(JSON.stringify({ version: 1, packBytes, packCount })),
+    put: async () => {
+      throw new KvError('IO', message, { retry: true });
+    },
+  } as unknown as S3Api;
+  await expect(checkWrites(api, plan, performance.now() + 1_000)).rejects.toMatchObject({ code: 'IO', message });
+  plan.secrets.close();
 });
 
 it.each(['', 'GET'])('a bucket whose settings are there is refused where it cannot be read: %s', async (method) => {

@@ -11,12 +11,22 @@ import type { S3Plan } from './options.ts';
 import type { S3Api } from './s3-api.ts';
 
 export const settingsKey = 'v1/settings';
+const settingsVersion = 1;
 /** More nodes than this do not start within the same few requests, time after time. */
 const maxLooks = 5;
 
-/** undefined: packs may be read and written; KvError: why they are only read. @throws KvError when not even that. */
-export async function checkBucket(api: S3Api, plan: S3Plan, deadlineMs: number): Promise<KvError | undefined> {
+/**
+ * undefined: packs may be read and written, or `isReadOnly`, and writing was not tried; KvError: why they are only read.
+ * @throws KvError when not even that.
+ */
+export async function checkBucket(
+  api: S3Api,
+  plan: S3Plan,
+  deadlineMs: number,
+  isReadOnly: boolean,
+): Promise<KvError | undefined> {
   const etag = await agree(api, plan, deadlineMs);
+  if (isReadOnly) return undefined;
   try {
     await proveWrites(api, plan, etag, deadlineMs);
     return undefined;
@@ -47,7 +57,7 @@ export async function orRefusal<T>(plan: S3Plan, work: () => Promise<T>): Promis
 }
 
 const placeOf = ({ bucket, prefix }: S3Plan): string => `s3://${bucket}/${prefix}`;
-const settingsOf = ({ packBytes, packCount }: S3Plan): string => JSON.stringify({ version: 1, packBytes, packCount });
+const settingsOf = ({ packBytes, packCount }: S3Plan): string => JSON.stringify({ version: settingsVersion, packBytes, packCount });
 
 /**
  * The settings object is made once, by a conditional write, and only where it is not listed: a bucket that takes no writes can be read.
@@ -65,6 +75,8 @@ async function agree(api: S3Api, plan: S3Plan, deadlineMs: number): Promise<stri
     const text = (await read(api, etag, deadlineMs))?.toString();
     if (text === undefined) continue;
     if (text !== ours) {
+      const version = versionOf(text);
+      if (version !== undefined && version !== settingsVersion) throw otherVersion(plan, version);
       throw new KvError(
         'CONFIG',
         `s3: the nodes of ${placeOf(plan)}${settingsKey} share a budget of ${text.slice(0, 200)}, this one has ${ours}; configure the same bytes and packBytes, or stop all of them and delete that object`,
@@ -74,6 +86,22 @@ async function agree(api: S3Api, plan: S3Plan, deadlineMs: number): Promise<stri
     return etag;
   }
   throw unsteady(plan);
+}
+
+/** undefined: no settings of any version. */
+function versionOf(text: string): number | undefined {
+  try {
+    const version = (JSON.parse(text) as { readonly version?: unknown } | null)?.version;
+    return typeof version === 'number' ? version : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+/** Nodes of that version use this place, or did before they were brought back: it may be this one's again. */
+function otherVersion(plan: S3Plan, version: number): KvError {
+  const line = `s3: ${placeOf(plan)}${settingsKey} is of version ${version}, of another version of kvtier; update back, choose another prefix, or stop all nodes and delete what is below it`;
+  return new KvError('CONFIG', line, { retry: true, tier: 's3' });
 }
 
 /** The settings, if they are still these; and how this server takes the ETag of a condition, which is found out by them. */
@@ -123,8 +151,10 @@ async function keepsConditions(api: S3Api, plan: S3Plan, etag: string, deadlineM
     if (same === 'other' && (await api.getSmall(settingsKey, etag, deadlineMs)) === undefined) return false;
     api.canReplace = same === 'stored' && (await put('0'.repeat(32))) === 'other';
   } catch (error) {
-    // Some servers look for room last. Without it nothing is known of the header, and packs would go for what is not stored.
-    if (isFull(KvError.from(error).message)) throw error;
+    // Some servers look for room last. Without it, or while it fails, nothing is known of the header, and packs would go for what is
+    // not stored.
+    const failure = KvError.from(error);
+    if (failure.retry || isFull(failure.message)) throw failure;
     api.canReplace = false; // a server that refuses the header: packs are deleted before others take their place
   }
   return true;
@@ -146,7 +176,8 @@ const isFull = (what: string): boolean => /QuotaExceeded|StorageFull|HTTP 507/.t
 
 /** A write that was refused, which says nothing of reads; undefined: it was something else. `orElse`: what else helps who may not write. */
 function refusedWrites(what: string, plan: S3Plan, orElse = ''): KvError | undefined {
-  if (!/^s3: (PUT|DELETE) /.test(what)) return undefined;
+  // What was not tried has another request's failure in it.
+  if (!/^s3: (PUT|DELETE) (?!.*: not tried: )/.test(what)) return undefined;
   const at = plan.url.origin;
   if (isFull(what)) {
     const line = `s3: ${at} has no room left for bucket ${plan.bucket} (${what}); raise its quota, or make room`;

@@ -40,6 +40,8 @@ export interface S3TierOptions extends S3Settings {
   readonly memory: ArenaMemory;
   readonly slots: ArenaSlots;
   readonly log: Log;
+  /** Nothing is ever written: no permission and no room is asked for. What is to go is deleted, if it may be. */
+  readonly isReadOnly?: boolean | undefined;
 }
 
 /** One block of 32 MiB with its header and table, or many smaller ones. */

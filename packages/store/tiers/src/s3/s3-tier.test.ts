@@ -319,6 +319,28 @@ it('a known pack that is damaged throughout is corrupt once, and goes', async ()
   await until(() => !bucket.objects.has(key), 'its end');
 });
 
+it('an empty pack that may not be deleted is left alone, and one line says so of all', async () => {
+  const hashes = await written(3);
+  const lines: object[] = [];
+  const log = { ...silentLog, warn: (fields: object, message: string) => void lines.push({ ...fields, message }) };
+  const tier = await open({ refreshMs: 50 }, { log });
+  await until(() => heldOf(tier, hashes) === 3, 'what the packs hold');
+  const deletes = (): number => bucket.requests.filter((request) => request.startsWith(`DELETE ${packsBelow}`)).length;
+  const before = deletes();
+  bucket.fault = ({ method }) => (method === 'DELETE' ? 403 : undefined);
+  expect(tier.remove(space, hashes.slice(0, 2), 'asked')).toBe(2);
+  await until(() => tier.stats().detail!.unreadable_packs === 2, 'what is left alone');
+  const listingsBefore = listings();
+  await until(() => listings() >= listingsBefore + 4, 'more listings');
+  expect([deletes() - before, heldOf(tier, hashes), packKeys().length]).toEqual([2, 1, 3]);
+  const message = 's3: packs that cannot be deleted are left alone for a while';
+  expect(lines).toEqual([{ packs: 2, reason: expect.stringMatching(/DELETE v1\/packs\/.*HTTP 403/), message }]);
+  // Whoever mends it need not start anything anew: it is found again, with what it holds.
+  bucket.fault = () => undefined;
+  await until(() => heldOf(tier, hashes) === 3, 'another look');
+  expect(tier.stats().detail!.unreadable_packs).toBe(0);
+});
+
 it('packs that a server refuses which refuses everything are known again when it is back', async () => {
   const hashes = await written(12);
   const tier = await open({ refreshMs: 3_600_000 });

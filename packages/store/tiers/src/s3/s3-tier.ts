@@ -22,6 +22,7 @@ import type {
   Tier,
   TierChange,
   TierStats,
+  TierSupports,
   WriteStatus,
 } from '../kit/tier.ts';
 import { Discovery, packKey } from './discovery.ts';
@@ -39,7 +40,7 @@ const closingMs = 2_000;
 
 export class S3Tier implements Tier {
   readonly name = 's3';
-  readonly supports = { persistent: true, shared: true, writable: true, evicts: true };
+  readonly supports: TierSupports;
   readonly #options: S3TierOptions;
   readonly #plan: S3Plan;
   readonly #index: PackIndex;
@@ -53,6 +54,9 @@ export class S3Tier implements Tier {
   readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
   readonly #background = new Set<Promise<unknown>>();
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
+  /** Packs with blocks that were unlisted for this node alone. */
+  readonly #wantedElsewhere = new WeakSet<Pack>();
+  #foreignBlocks = 0;
   #listing: Promise<void> | undefined;
   /** The pass that runs; never rejects. */
   #pass: Promise<void> = Promise.resolve();
@@ -76,7 +80,7 @@ export class S3Tier implements Tier {
       const deadlineMs = performance.now() + plan.timeLimitMs;
       let refused: KvError | undefined;
       const tier = await orRefusal(plan, async () => {
-        refused = await checkBucket(api, plan, deadlineMs);
+        refused = await checkBucket(api, plan, deadlineMs, options.isReadOnly === true);
         const opened = new S3Tier(options, plan, api);
         const listing = opened.#list();
         await atMost(deadlineMs - performance.now(), listing);
@@ -97,6 +101,7 @@ export class S3Tier implements Tier {
 
   private constructor(options: S3TierOptions, plan: S3Plan, api: S3Api) {
     const { arena, memory, log } = options;
+    this.supports = { persistent: true, shared: true, writable: options.isReadOnly !== true, evicts: true };
     this.#options = options;
     this.#plan = plan;
     this.#api = api;
@@ -129,6 +134,7 @@ export class S3Tier implements Tier {
       },
       onRefused: (pack, why) => this.#putAway(pack, why),
       onCorrupt: (entry) => this.#forget(entry, 'corrupt'),
+      onForeign: (entry) => this.#unlistHere(entry, 'foreign'),
     });
   }
 
@@ -169,7 +175,7 @@ export class S3Tier implements Tier {
           this.#index.touch(entry.pack);
           end(index, 'held');
         } else if (others !== undefined) others.push((stored) => end(index, stored ? 'held' : 'refused'));
-        else if (!this.#refusals.mayTry) end(index, 'refused');
+        else if (!this.supports.writable || !this.#refusals.mayTry) end(index, 'refused');
         else if (bytes === undefined || !this.#writer.fits(bytes) || !this.#writer.hasRoom(jobBytes + bytes)) {
           end(index, 'refused');
         } else {
@@ -218,9 +224,7 @@ export class S3Tier implements Tier {
       const entry = this.#index.get(namespace, hash);
       if (entry === undefined) continue;
       count++;
-      // Nodes whose engines are of another mind may know it as it is: it is unlisted here alone, or this node would say that it is held,
-      // and make its name nowhere. Its pack stays, even with nothing else in it.
-      if (reason === 'misfit') this.#index.remove(entry);
+      if (reason === 'misfit' || reason === 'foreign') this.#unlistHere(entry, reason);
       else this.#forget(entry, reason);
     }
     return count;
@@ -253,6 +257,7 @@ export class S3Tier implements Tier {
         left_out_blocks: leftOutCount,
         index_bytes: indexBytes,
         foreign_objects: this.#discovery.foreignCount,
+        foreign_blocks: this.#foreignBlocks,
         unreadable_packs: this.#discovery.unreadableCount,
         requests: this.#api.requestCount,
         retries: this.#api.retryCount,
@@ -308,16 +313,28 @@ export class S3Tier implements Tier {
     return bytes <= this.#options.slots.slotBytesOf(slot) ? bytes : undefined;
   }
 
+  /**
+   * Other nodes may know it as it is: it is unlisted here alone, or this node would say that it is held, and make its name nowhere. Its
+   * pack stays, even with nothing else in it.
+   */
+  #unlistHere(entry: PackEntry, reason: 'misfit' | 'foreign'): void {
+    if (!entry.listed) return;
+    this.#index.remove(entry);
+    this.#wantedElsewhere.add(entry.pack);
+    if (reason === 'foreign') this.#foreignBlocks++;
+  }
+
   #forget(entry: PackEntry, reason: 'corrupt' | 'evicted' | 'asked'): void {
     if (!entry.listed) return;
     this.#index.remove(entry);
     if (reason === 'corrupt') this.#counts.corrupt++;
     if (reason === 'evicted') this.#counts.evictions++;
-    // What it has beyond the bound of the index may be wanted by others.
+    // What it has beyond the bound of the index, or of a newer program's, may be wanted by others.
+    if (this.#wantedElsewhere.has(entry.pack)) return;
     if (entry.pack.listedCount + entry.pack.leftOutCount === 0) this.#keep(this.#retire(entry.pack));
   }
 
-  /** Nothing in it is wanted any more. Fails quietly: eviction will come by. */
+  /** Nothing in it is wanted any more. Fails quietly: a later pass finds it again. */
   async #retire(pack: Pack): Promise<void> {
     const { free, busy } = this.#discovery;
     if (this.#index.packs.get(pack.slot) !== pack || busy.has(pack.slot)) return;
@@ -327,7 +344,7 @@ export class S3Tier implements Tier {
       await this.#api.delete(packKey(pack.slot), performance.now() + this.#plan.timeLimitMs);
       free.add(pack.slot);
     } catch (error) {
-      this.#options.log.warn({ reason: KvError.from(error).message }, 's3: an empty pack could not be deleted');
+      this.#discovery.notDeleted(pack.slot, pack.etag, KvError.from(error));
     } finally {
       busy.delete(pack.slot);
     }

@@ -8,6 +8,7 @@ import type { Log } from '@kvtier/runtime';
 import { GrowingWait, threshold } from './request-breaker.ts';
 
 const refusedLine = 'the s3 tier refuses writes until its server takes one; what it holds is read';
+const mendLine = 'the s3 tier takes no writes until this is mended; what it holds is read';
 
 export class WriteRefusals {
   readonly #log: Log;
@@ -58,7 +59,12 @@ export class WriteRefusals {
       await this.#proof(deadlineMs);
       this.#proof = undefined;
     } catch (error) {
-      this.noted(KvError.from(error));
+      const failure = KvError.from(error);
+      if (failure.code === 'CONFIG' && failure.message !== this.#reason) {
+        // A start would have been refused: said once, as long as it does not change.
+        this.#log.error({ tier: 's3', reason: failure.message }, mendLine);
+      }
+      this.noted(failure);
       throw error;
     }
   }
