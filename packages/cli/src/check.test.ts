@@ -111,6 +111,9 @@ it('what is written wrongly ends it with 78, as a start', async () => {
     lines: ['kvtier: --arena-bytes: 8 MiB are too little for 2 nodes; give them 16 MiB'],
     code: 78,
   });
+  writeFileSync(file('quota.json'), JSON.stringify({ quotas: { a: { arena: 1 << 30 } } }));
+  const written = ['--arena-bytes', '64m', '--node-config', file('quota.json')];
+  expect(await checked(...written)).toMatchObject({ code: 78 });
   const twice = ['--arena-bytes', '16m', '--disk-bytes', '128m'];
   writeFileSync(file('member.json'), JSON.stringify({ membership: { redis: { servers: ['unix:/r'] }, name: 'a' } }));
   expect(await checked('--engines', '2', '--nodes', '2', '--node-config', file('member.json'), ...twice)).toEqual({

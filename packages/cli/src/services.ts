@@ -82,13 +82,16 @@ export function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
         member.name,
         'cache-node',
         2,
-        checked({
-          ...options.node,
-          ...nodeConfig(options, member),
-          socketPath: nodeSocket(i),
-          ...(several && { kvEvents: events('node', i) }),
-          ...(nodes.length > 1 && { peers: peersOf(plan, i) }),
-        }),
+        checked(
+          {
+            ...options.node,
+            ...nodeConfig(options, member),
+            socketPath: nodeSocket(i),
+            ...(several && { kvEvents: events('node', i) }),
+            ...(nodes.length > 1 && { peers: peersOf(plan, i) }),
+          },
+          options.arenaBytes !== null,
+        ),
       ),
     ),
   ];
@@ -148,11 +151,13 @@ const nodeConfig = (options: UpOptions, member: NodeMember): Omit<CacheNodeInput
   logLevel: options.logLevel,
 });
 
-/** The node would refuse the same, by the name of a variable that nobody has written. @throws KvError CONFIG */
-function checked(config: CacheNodeInput): CacheNodeInput {
+/**
+ * The node would refuse the same, by the name of a variable that nobody has written. `isFinal`: whatever the machine has free. @throws KvError CONFIG
+ */
+function checked(config: CacheNodeInput, isFinal: boolean): CacheNodeInput {
   const problem = configProblem(cacheNodeSchema, config);
   if (problem === undefined) return config;
-  throw new KvError('CONFIG', `--node-config: ${problem.path.join('.')}: ${problem.what}`);
+  throw new KvError('CONFIG', `--node-config: ${problem.path.join('.')}: ${problem.what}`, { isFinal });
 }
 
 /** Every other node of this system. */

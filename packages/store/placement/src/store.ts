@@ -247,7 +247,9 @@ export class Store {
       else spans.push({ tier: name, count: 1 });
     }
     recency.used(state.namespace, held, held.length, Uint8Array.from(found));
-    const estimatedUs = this.#counted(state, hashes.length, counts);
+    // A window needs the end of a prefix alone: what is not held in front of what is was not missed.
+    const behind = spans.at(-1)?.tier === '' ? spans.at(-1)!.count : 0;
+    const estimatedUs = this.#counted(state, held.length + behind, counts);
     return { held: held.length, spans, estimatedUs };
   }
 
