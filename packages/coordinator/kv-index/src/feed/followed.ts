@@ -27,7 +27,8 @@ export interface FollowedWorker {
 }
 
 export interface NodeEntry {
-  readonly record: NodeRecord;
+  /** As discovery has it now. */
+  record: NodeRecord;
   readonly listing: NodeListing | undefined;
   readonly stream: FollowedStream | undefined;
   readonly teller: { resync(): void };

@@ -11,6 +11,7 @@ import { keysOfHashes } from '../keys.ts';
 import type { FollowedWorker } from './followed.ts';
 import { IndexFeed, type IndexFeedOptions } from './index-feed.ts';
 import { Reliance } from './reliance.ts';
+import { subscribeWith } from './subscribe.ts';
 
 const blockTokens = 16;
 const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens });
@@ -151,6 +152,62 @@ describe('what a worker has at hand', () => {
     // Another model's blocks on the same node are not ours.
     feed.follow([worker(0, { node: node('n'), namespaces: ['ffffffffffffffff'] }), worker(1)]);
     expect(blocksOf(prompt.keys, [0, 1])).toEqual([4, 1]);
+  });
+});
+
+describe('a node whose record changes', () => {
+  it('keeps what it told, and is heard anew only where it publishes elsewhere', async () => {
+    const subscribe = vi.fn(subscribeWith({ curve: undefined, trustedNetwork: false }));
+    const feed = open({ subscribe });
+    const prompt = promptOf(16, 4);
+    const [n, moved] = [await publish('n'), await publish('moved')];
+    const other: NodeRecord = { ...node('m'), events: null };
+    const follow = (record: NodeRecord): void =>
+      feed.follow([record, other].map((its, i) => worker(i, { events: null, node: its, namespaces: [namespace] })));
+    const found = () => ({
+      held: feed.match(prompt.keys, [0, 1]).map(({ blocks, remoteBlocks }) => [blocks, remoteBlocks]),
+      subscribed: subscribe.mock.calls.map(([{ endpoint }]) => endpoint),
+    });
+    follow(node('n'));
+    n.publish([stored(prompt, 0, 4, { medium: 'CPU' })], `@${namespace}`);
+    const [first, second] = ['n', 'moved'].map((name) => endpointsOf(name).endpoint);
+    const told = {
+      held: [
+        [4, 0],
+        [0, 4],
+      ],
+      subscribed: [first],
+    };
+    await vi.waitFor(() => expect(found()).toEqual(told), wait);
+    // Other nodes come and go: whom it fetches from says nothing of what it holds.
+    follow({ ...node('n'), peers: ['x'] });
+    expect(found()).toEqual(told);
+    // What it holds stays; nobody can fetch it any more.
+    follow({ ...node('n'), peer: null });
+    expect(found()).toEqual({
+      held: [
+        [4, 0],
+        [0, 0],
+      ],
+      subscribed: [first],
+    });
+    follow({ ...node('n'), events: { ...node('moved').events! } });
+    expect(found()).toEqual({
+      held: [
+        [0, 0],
+        [0, 0],
+      ],
+      subscribed: [first, second],
+    });
+    moved.publish([stored(prompt, 0, 3, { medium: 'CPU' })], `@${namespace}`);
+    await vi.waitFor(
+      () =>
+        expect(found().held).toEqual([
+          [3, 0],
+          [0, 3],
+        ]),
+      wait,
+    );
   });
 });
 

@@ -298,8 +298,13 @@ export class IndexFeed {
       if (record.kind !== 'openai') own.add(node.name);
     }
     for (const [name, entry] of this.#nodes) {
-      const isSame = JSON.stringify(records.get(name)) === JSON.stringify(entry.record);
-      if (isSame && own.has(name) !== (entry.listing?.isRenamed ?? false)) continue;
+      const record = records.get(name);
+      // All else of it may change while it tells on: whom it fetches from does with each node that comes or goes.
+      const isHeard = record !== undefined && JSON.stringify(record.events) === JSON.stringify(entry.record.events);
+      if (isHeard && own.has(name) !== (entry.listing?.isRenamed ?? false)) {
+        entry.record = record;
+        continue;
+      }
       this.#nodes.delete(name);
       this.#leave(entry);
     }

@@ -2,6 +2,7 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import { loadAllYaml } from '@kubernetes/client-node';
 import { type CacheNodeConfig, cacheNodeSchema, parseConfig } from '@kvtier/config';
+import { parsePod } from '../kubernetes/objects.ts';
 
 export interface Probe {
   readonly httpGet?: { readonly path: string; readonly port: string };
@@ -28,6 +29,7 @@ export interface Container {
   readonly startupProbe?: Probe;
   readonly livenessProbe?: Probe;
   readonly readinessProbe?: Probe;
+  readonly resources?: { readonly requests: { readonly memory: string }; readonly limits: { readonly memory: string } };
   readonly lifecycle?: { readonly preStop: { readonly exec: { readonly command: readonly string[] } } };
   readonly volumeMounts: readonly { readonly name: string; readonly mountPath: string; readonly readOnly?: boolean }[];
 }
@@ -49,7 +51,7 @@ export interface Pod {
   readonly terminationGracePeriodSeconds: number;
   readonly volumes: readonly {
     readonly name: string;
-    readonly emptyDir?: { readonly medium?: string };
+    readonly emptyDir?: { readonly medium?: string; readonly sizeLimit?: string };
     readonly hostPath?: { readonly path: string; readonly type: string };
   }[];
   readonly securityContext?: {
@@ -126,6 +128,22 @@ export function nodeConfigOf(node: Container): CacheNodeConfig {
   );
   return parseConfig(cacheNodeSchema, JSON.parse(filled), 'KVTIER_CONFIG');
 }
+
+/** Whether a label selector names these, by equality or by sets. */
+export function selects(selector: string, labels: Labels): boolean {
+  const terms = selector.match(/[^,(]+(?:\([^)]*\))?/g)!.map((term) => /^([\w./-]+)(?:=| in )(.+)$/.exec(term.trim())!);
+  return terms.every(([, label, values]) => values!.match(/[\w.-]+/g)!.includes(labels[label!] ?? ''));
+}
+
+/** Running pods of these workloads as discovery knows them, each named as the workload; all on one host. */
+export const podsOf = (...templates: readonly (readonly [name: string, metadata: Template['metadata']])[]) =>
+  templates.map(([name, metadata]) =>
+    parsePod({
+      metadata: { name, resourceVersion: '1', ...metadata },
+      spec: { nodeName: 'host-0' },
+      status: { phase: 'Running', podIP: '10.0.0.7', conditions: [{ type: 'Ready', status: 'True' }] },
+    }),
+  );
 
 /** The coordinator's, as coordinator.yaml has it. */
 export const coordinatorJson = (): object =>
