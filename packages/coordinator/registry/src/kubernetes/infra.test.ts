@@ -224,6 +224,13 @@ describe.each(['engine-with-kvtier', 'prefill', 'decode'])('%s: an engine and th
   });
 });
 
+it('a file that is applied without policies closes nothing: all policies are in one file', () => {
+  const withPolicies = files.filter(({ text }) =>
+    /^\s*(- )?(apiVersion: networking\.k8s\.io|kind: NetworkPolicy)/m.test(text),
+  );
+  expect(withPolicies.map(({ name }) => name)).toEqual(['network-policy.yaml']);
+});
+
 it('policies let in what listens, and nothing else', () => {
   const policies = all.filter(({ manifest }) => manifest.kind === 'NetworkPolicy').map(({ manifest }) => manifest.spec);
   const selected = new Set<object>();
