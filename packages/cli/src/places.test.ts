@@ -1,5 +1,7 @@
 import {
+  chownSync,
   existsSync,
+  lstatSync,
   mkdirSync,
   mkdtempSync,
   readdirSync,
@@ -130,6 +132,29 @@ describe('folders', () => {
   it('leaves no run folder that cannot be given to the group', () => {
     expect(() => openRunDir(folder, { XDG_RUNTIME_DIR: folder }, -5)).toThrow('cannot hold our sockets');
     expect(existsSync(`/tmp/kvtier-${process.getuid!()}-${placeId(folder)}`)).toBe(false);
+  });
+
+  it.runIf(process.getuid!() === 0)('removes nothing of a run folder that is another user’s', () => {
+    const path = join(folder, `kvtier-${placeId(folder)}`);
+    mkdirSync(path);
+    writeFileSync(join(path, 'theirs'), '');
+    chownSync(path, 1, 1);
+    expect(() => openRunDir(folder, { XDG_RUNTIME_DIR: folder })).toThrow(
+      `${path}: cannot hold our sockets (it belongs to another user); remove it and start again`,
+    );
+    expect(readdirSync(path)).toEqual(['theirs']);
+  });
+
+  it('follows no link that lies in the run folder’s place', () => {
+    const [path, elsewhere] = [join(folder, `kvtier-${placeId(folder)}`), join(folder, 'elsewhere')];
+    mkdirSync(elsewhere);
+    writeFileSync(join(elsewhere, 'kept'), '');
+    symlinkSync(elsewhere, path);
+    expect(() => openRunDir(folder, { XDG_RUNTIME_DIR: folder })).toThrow(
+      `${path}: cannot hold our sockets (it is no folder); remove it and start again`,
+    );
+    expect(readdirSync(elsewhere)).toEqual(['kept']);
+    expect(lstatSync(path).isSymbolicLink()).toBe(true);
   });
 
   it('takes XDG_RUNTIME_DIR when it is usable', () => {

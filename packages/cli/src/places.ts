@@ -13,6 +13,7 @@ import {
   realpathSync,
   rmdirSync,
   rmSync,
+  type Stats,
   statfsSync,
   statSync,
   utimesSync,
@@ -79,7 +80,8 @@ function makeFolder(path: string): void {
 }
 
 /**
- * Creates the run folder anew and empty. Call it only under the data folder's lock.
+ * Creates the run folder anew and empty; one of another user's, or what is no folder, stays as it is. Call it only under the data folder's
+ * lock.
  * @param group who is in it sees the folder, too (0750); a user's own run folder would hide it
  * @throws KvError SETUP
  */
@@ -89,7 +91,7 @@ export function openRunDir(dataDir: string, env = process.env, group: number | n
   const short = base && base.length < 60 && isUsable(base);
   const path = short ? join(base, `kvtier-${id}`) : `/tmp/kvtier-${process.getuid!()}-${id}`;
   try {
-    rmSync(path, { recursive: true, force: true });
+    removeOwn(path);
     makeRunDir(path, group);
     return path;
   } catch (error) {
@@ -100,12 +102,29 @@ export function openRunDir(dataDir: string, env = process.env, group: number | n
   }
 }
 
+/**
+ * /tmp is everybody's, and the name can be known: what lies there may be another user's, who swaps its folders for links while they are
+ * emptied. Of one that is ours nobody else can. @throws Error: it is not ours
+ */
+function removeOwn(path: string): void {
+  const stat = lstatSync(path, { throwIfNoEntry: false });
+  // Who makes it from now on makes `mkdir` fail.
+  if (stat === undefined) return;
+  checkOwn(stat);
+  rmSync(path, { recursive: true });
+}
+
+/** @throws Error */
+function checkOwn(stat: Stats): void {
+  if (stat.uid !== process.getuid!()) throw new Error('it belongs to another user');
+  if (!stat.isDirectory()) throw new Error('it is no folder');
+}
+
 /** Where nothing is; nothing is left where it cannot be as it has to. @throws Error of fs */
 export function makeRunDir(path: string, group: number | null): void {
   mkdirSync(path, { mode: 0o700 });
   try {
-    const stat = lstatSync(path);
-    if (!stat.isDirectory() || stat.uid !== process.getuid!()) throw new Error('it belongs to another user');
+    checkOwn(lstatSync(path));
     if (group === null) return;
     chownSync(path, -1, group);
     chmodSync(path, 0o750);

@@ -51,10 +51,12 @@ it('KV events for llm-d are published where its router reaches them, and beside 
   const { endpoint, replayEndpoint, topic } = kvEvents!;
   const [, host] = /^kv@([^:@]+):\d+@[^@]+$/.exec(topic)!;
   const pod = textOf('infra/kubernetes/sidecar.yaml');
+  const engine = /--kv-events-config=[^}]*"replay_endpoint"[^}]*}/.exec(pod)![0];
   for (const place of [endpoint, replayEndpoint!]) {
     const [, bound, port] = /^tcp:\/\/(.+):(\d+)$/.exec(place)!;
     expect(['*', '0.0.0.0', host]).toContain(bound);
-    expect(pod).not.toContain(`tcp://*:${port}`);
+    expect(engine).not.toContain(`tcp://*:${port}`);
+    expect(pod).toContain(`tcp://*:${port}`); // the same as in the manifest
   }
 });
 

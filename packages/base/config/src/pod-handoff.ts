@@ -15,5 +15,10 @@ export const podHandOffSchema = z.strictObject({
   prefillTries: z.number().int().min(1).max(8).default(2),
   /** The decode pod computes the prompt itself where prefill failed or has nobody; false: the client is told 503. */
   fallback: z.boolean().default(true),
+  /**
+   * Any client may tell pods where blocks come from, go to and stay (`kv_transfer_params`); false: at the API server keys of
+   * `adminKeysFile` alone. For a proxy in front that hands prefill's answer on, and nobody else.
+   */
+  clientParams: z.boolean().default(false),
 });
 export type PodHandOffConfig = z.infer<typeof podHandOffSchema>;

@@ -39,6 +39,7 @@ it('nothing is needed where nothing is beyond loopback', () => {
   const none = { ca: undefined, cert: undefined, key: undefined, serverName: undefined, token: undefined };
   expect(held(access({}))).toEqual({ ...none, trustedNetwork: false });
   expect(held(access({ trustedNetwork: true }))).toEqual({ ...none, trustedNetwork: true });
+  expect([access({}), access({ tokenInClear: true })].map(({ tokenInClear }) => tokenInClear)).toEqual([false, true]);
   expect(() => workerAccessSchema.parse({ other: 1 })).toThrow();
 });
 

@@ -33,6 +33,8 @@ export const workerAccessSchema = z.strictObject({
   tokenFile: file.nullable().default(null),
   /** openai workers beyond loopback are reached in plain text, too, and without proving who we are: usual pods of vLLM have no TLS. */
   trustedNetwork: z.boolean().default(false),
+  /** Pods that are reached in plain text beyond loopback are shown the token, too; false: only https and loopback carry it. */
+  tokenInClear: z.boolean().default(false),
   /** Renewed files are looked for so often; what is new serves the next connection or request. */
   reloadMs: milliseconds.default(10_000),
 });
@@ -42,16 +44,18 @@ export type WorkerAccessConfig = z.infer<typeof workerAccessSchema>;
 export class WorkerAccess {
   readonly serverName: string | undefined;
   readonly trustedNetwork: boolean;
+  readonly tokenInClear: boolean;
   readonly #pems: RenewedPems;
   readonly #token: RenewedFiles<string> | undefined;
 
   /** @throws KvError CONFIG: a file that cannot be used, a certificate without its key, no token */
   constructor(config: WorkerAccessConfig, onProblem: OnProblem) {
-    const { certFile, keyFile, serverName, tokenFile, trustedNetwork, reloadMs } = config;
+    const { certFile, keyFile, serverName, tokenFile, trustedNetwork, tokenInClear, reloadMs } = config;
     if ((certFile === null) !== (keyFile === null))
       throw new KvError('CONFIG', 'access: a certificate and its key go together; give certFile and keyFile');
     this.serverName = serverName ?? undefined;
     this.trustedNetwork = trustedNetwork;
+    this.tokenInClear = tokenInClear;
     if (tokenFile !== null)
       this.#token = new RenewedFiles({
         files: [{ key: 'access.tokenFile', path: tokenFile, isSecret: true }],

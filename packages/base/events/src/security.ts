@@ -33,9 +33,9 @@ export function bindableEndpoint(endpoint: string, option: string, openness: Ope
   return endpoint.replace(/^tcp:\/\/localhost:/, 'tcp://127.0.0.1:');
 }
 
-/** A Unix socket, or loopback: who connects to it speaks to this host. */
+/** A Unix socket, or loopback: who connects to it speaks to this host. Of ZeroMQ's "tcp://SOURCE;DESTINATION" the first is our own end. */
 export function isLocalEndpoint(endpoint: string): boolean {
-  const host = /^tcp:\/\/(\[[^\]]+\]|[^:]+):/.exec(endpoint)?.[1];
+  const host = /^tcp:\/\/(\[[^\]]+\]|[^:;]+):\d+$/.exec(endpoint)?.[1];
   return /^(ipc|inproc):\/\//.test(endpoint) || (host !== undefined && isLoopbackHost(host));
 }
 

@@ -10,7 +10,7 @@
  * every body, connection and wait is bounded; every failure has OpenAI's shape; while no worker serves, /health is 503, and it comes back
  * by itself.
  */
-
+import type { IncomingHttpHeaders } from 'node:http';
 import { isLoopback } from '@kvtier/config';
 import type { Dispatch } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
@@ -18,7 +18,7 @@ import { type HandOffs, InTime } from '@kvtier/handoff';
 import { PodHandOff } from '@kvtier/pod-handoff';
 import { type Logger, tellRenewed } from '@kvtier/telemetry';
 import { ApiKeys } from './api-keys.ts';
-import { Callers } from './callers.ts';
+import { bearsKeyOf, Callers } from './callers.ts';
 import type { Engines } from './engines.ts';
 import { Expected } from './expected.ts';
 import { Generation } from './generation.ts';
@@ -30,6 +30,7 @@ import { addOperations } from './operations.ts';
 import { PromptReader } from './prompt-reader.ts';
 import { addRoutes, metricsTextOf } from './routes.ts';
 import { TextPool } from './text-pool.ts';
+import { SharedMetrics } from './worker-metrics.ts';
 
 /** Where a listener is, and that whoever reaches it may. */
 interface Place {
@@ -156,13 +157,17 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const place = { dispatch, engines, handOffs, among, pods, inTime, expected, tries: { maxTries, withinMs } };
   const shared = { models, place, text, degraded, media, metrics, logger };
   const { logRequests = false } = options;
-  const generation = new Generation({ ...shared, maxRunning, heldBytes, unreadMs, ttftMs, logRequests });
+  const keys = keysOf('apiKeysFile', apiKeysFile);
+  const adminKeys = keysOf('adminKeysFile', adminKeysFile);
+  const isAdmin = (headers: IncomingHttpHeaders): boolean => bearsKeyOf(adminKeys, headers);
+  const generation = new Generation({ ...shared, maxRunning, heldBytes, unreadMs, ttftMs, logRequests, isAdmin });
   const parts = {
     models,
     engines,
     text,
     generation,
     metrics,
+    workerMetrics: new SharedMetrics(engines),
     stallMs: limits.stallMs,
     degraded: () => [...degraded(), ...(guesses?.() ? ['index'] : [])],
     parts: options.parts ?? (() => ({})),
@@ -186,13 +191,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
       answered,
       logger,
     });
-  const server = httpOf(
-    options,
-    'API server',
-    limits,
-    keysOf('apiKeysFile', apiKeysFile),
-    keysOf('adminKeysFile', adminKeysFile),
-  );
+  const server = httpOf(options, 'API server', limits, keys, adminKeys);
   addRoutes(server.app, parts);
   let isClosing = false;
   const operations = options.operations

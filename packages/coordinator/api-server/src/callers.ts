@@ -44,6 +44,12 @@ export class Callers {
   }
 }
 
+/** Whatever it asks for: its key is one of those. */
+export function bearsKeyOf(keys: Pick<ApiKeys, 'has'> | undefined, headers: IncomingHttpHeaders): boolean {
+  const key = keyOf(headers);
+  return key !== undefined && (keys?.has(key) ?? false);
+}
+
 function keyOf({ authorization }: IncomingHttpHeaders): string | undefined {
   return /^Bearer +(\S{1,512}) *$/i.exec(authorization ?? '')?.[1];
 }

@@ -1,6 +1,7 @@
 /** Workers with OpenAI's API: what goes there goes as it came, and comes back as it is. */
 import { connect } from 'node:net';
 import { Dispatcher, Saturated } from '@kvtier/dispatch';
+import { PodHandOff } from '@kvtier/pod-handoff';
 import { Pod, type PodRequest, say } from '@kvtier/registry/testing';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Harness, jsonOf } from './testing/harness.ts';
@@ -15,6 +16,10 @@ beforeEach(async () => {
     pod.answer = () => {};
     await pod.start();
   }
+  await known();
+});
+/** The server knows both, and the first one is nearest. */
+async function known(): Promise<void> {
   await at.workers(
     { name: 'one', kind: 'openai', address: one.address },
     { name: 'two', kind: 'openai', address: two.address },
@@ -22,7 +27,7 @@ beforeEach(async () => {
   await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, patience);
   at.holdings.blocks.length = 0;
   at.holdings.blocks[at.fleet.workers().find((worker) => worker?.record.name === 'one')!.number] = 1;
-});
+}
 afterEach(async () => {
   for (const pod of [one, two]) await pod.stop();
 });
@@ -148,6 +153,13 @@ it.each<[string, (request: PodRequest) => void]>([
 describe('blocks that a pod lends to one reader, as a client’s proxy names them', () => {
   const lent = { do_remote_prefill: true, remote_engine_id: 'p', remote_block_ids: [[1, 2]] };
   const refuses = says(500, '{}');
+
+  beforeEach(async () => {
+    const choose: Dispatcher['choose'] = (...asked) => at.dispatcher.choose(...asked);
+    const calls = { workers: () => at.fleet.workers(), forward: () => Promise.reject(new Error('nobody prefills')) };
+    await at.open({ pods: new PodHandOff({ dispatch: { choose }, pods: calls, config: { clientParams: true } }) });
+    await known();
+  });
 
   it.each<[string, object, object]>([
     ['are not shown to a second pod, which computes the prompt', lent, {}],

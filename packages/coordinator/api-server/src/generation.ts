@@ -9,6 +9,7 @@
  * leaves, at any moment, ends its calls at the workers. Answers running at once are bounded.
  */
 import { randomUUID } from 'node:crypto';
+import type { IncomingHttpHeaders } from 'node:http';
 import { Outdated, sessionIn, type Targets, targetsIn } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import { type Logger, traceparentOf } from '@kvtier/telemetry';
@@ -16,6 +17,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify';
 import { runAnswers } from './answers.ts';
 import { type Body, bodyOf } from './bodies.ts';
 import { BodyReader, type Read } from './body-reader.ts';
+import { badParameter } from './errors.ts';
 import { forward } from './forwarding.ts';
 import type { RequestMetrics } from './metrics.ts';
 import type { Models } from './models.ts';
@@ -27,6 +29,7 @@ import type { Endpoint } from './replies.ts';
 import { type RequestTrace, traceRequest } from './request-log.ts';
 import { type Progress, RunningAnswers } from './running-answers.ts';
 import type { TextPool } from './text-pool.ts';
+import { whyNoTransfer } from './transfer.ts';
 import { collect, type OnDelta, stream, type Written } from './written-answers.ts';
 
 /** OpenAI's default for completions. A chat goes on to the model's end. */
@@ -64,6 +67,8 @@ export interface GenerationOptions {
   readonly media: readonly string[];
   readonly metrics: RequestMetrics;
   readonly logger: Logger;
+  /** Whether who sends these headers administers. */
+  readonly isAdmin: (headers: IncomingHttpHeaders) => boolean;
   /** Until the first token of a request that does not say so itself; undefined: as late as it comes. */
   readonly ttftMs: number | undefined;
   /** A log line for each request. */
@@ -166,6 +171,7 @@ export class Generation {
     Object.assign(asked.trace, { requestId, model, placed });
     if ('passedOn' in read) {
       body.drop(); // its worker reads it by itself
+      this.#checkTransfer(read, request);
       const passed = { ...read, session: asked.session || read.session };
       const forward = () => this.#forward(request, reply, requestId, passed, placed, asked, signal);
       return this.#running.counted(model, 1, false, forward);
@@ -177,6 +183,14 @@ export class Generation {
     return this.#running.counted(model, job.echoes.length, true, () =>
       read.params.stream ? stream(job, reply, generate, { logger, unreadMs, taken }) : collect(job, reply, generate),
     );
+  }
+
+  /** @throws HttpError 400: it says what a pod would believe, and its client may not */
+  #checkTransfer({ transferIn }: PassedOn, { headers }: FastifyRequest): void {
+    const { place, isAdmin } = this.#options;
+    if (transferIn === undefined || place.pods.config.clientParams || isAdmin(headers)) return;
+    const allowed = 'send it with a key of adminKeysFile, or let all clients (podHandOff.clientParams)';
+    throw badParameter(transferIn, `${whyNoTransfer(transferIn)}, ${allowed}.`, 'transfer_not_allowed');
   }
 
   #job(

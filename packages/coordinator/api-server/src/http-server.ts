@@ -2,10 +2,12 @@
  * An HTTP server in front of routes: TLS whose files are renewed, who may connect and for how long, who is answered, how many requests,
  * bodies as bytes, failures in OpenAI's shape, and an end in order.
  *
- * Invariants: every body, connection and wait is bounded; what cannot be accepted or understood costs its own connection alone.
+ * Invariants: every body, connection and wait is bounded; what cannot be accepted or understood costs its own connection alone. A
+ * listener that is full gives up who is idle, so that nobody is kept out by connections that others only hold.
  */
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, RequestListener, Server, ServerResponse } from 'node:http';
+import type { Socket } from 'node:net';
 import { InvariantError } from '@kvtier/errors';
 import { type Logger, tellRenewed } from '@kvtier/telemetry';
 import {
@@ -81,6 +83,12 @@ export function createHttpApp(options: HttpAppOptions): HttpApp {
   const secured = tls && renewedTlsServer(tls, times, told);
   const app = createApp(options, secured?.create);
   const idle = new IdleConnections(app.server);
+  // Node would close the newcomer, and connections that say nothing would keep clients and probes out.
+  app.server.on('connection', (socket: Socket) => {
+    if (idle.count > limits.connections && !idle.closeOldest()) socket.destroy();
+  });
+  // Those that are being closed are counted, too: it is for a burst alone.
+  app.server.maxConnections = 2 * limits.connections;
   return {
     app,
     listen: (host, port, by) => listen(app, host, port, by, tls ? 'https' : 'http', logger),
@@ -168,7 +176,6 @@ function createApp(
     if (payload.socket.destroyed) body.drop(); // the hook below has run
     return body;
   });
-  app.server.maxConnections = limits.connections;
   closeQueuedAnswers(app.server, limits.requests);
   app.addHook('onRequest', async (request, reply) => {
     // One of many that came with what cut their connection: nobody reads its answer.

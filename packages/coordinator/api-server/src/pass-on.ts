@@ -15,7 +15,7 @@ import { parseChat, parseCompletion, sessionOf } from './params.ts';
 import { type BlockNames, keysOfPrompt } from './prompt-keys.ts';
 import type { TextModel } from './text-model.ts';
 import type { Tokenizer } from './tokenizer.ts';
-import { isLoan } from './transfer.ts';
+import { isLoan, transferIn } from './transfer.ts';
 import { isEmpty, whyUnsplit } from './unsplit.ts';
 
 export interface PassedOn {
@@ -31,6 +31,8 @@ export interface PassedOn {
   readonly session: string;
   /** Where its parameters lie in `passedOn`; undefined: it has more than anybody sends. */
   readonly members?: JsonMembers | undefined;
+  /** The member by which it tells a pod where blocks come from or go to, which not everybody may (transfer.ts); undefined: none does. */
+  readonly transferIn: string | undefined;
   /** The client's own `kv_transfer_params`: it knows better how its prompt gets there. */
   readonly isTransfer: boolean;
   /** They stand for blocks that one pod may read, once (transfer.ts). */
@@ -76,6 +78,7 @@ export function passOn(endpoint: Endpoint, body: unknown, model: TextModel, load
     passedOn: nothing,
     maxTokens: typeof asked === 'number' && asked > 0 ? Math.min(Math.ceil(asked), most) : defaultMaxTokens[endpoint],
     session: sessionOf(given),
+    transferIn: transferIn(given),
     isTransfer: !isEmpty(given.kv_transfer_params),
     isLoan: isLoan(given.kv_transfer_params),
     unsplit: whyUnsplit(endpoint, given),

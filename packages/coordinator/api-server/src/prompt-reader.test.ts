@@ -77,7 +77,11 @@ it('tokens and hashes are those of the prompt, whatever other parameters say', a
   const chat = await read('/any/prefix/v1/chat/completions', { messages, ...unknown, tools: [], documents: null });
   expect(chat).toMatchObject({ tokens: chatIds.length, maxTokens: 1_024, keys: keysOfPrompt(chatIds, blocks) });
   const lent = { do_remote_prefill: true, remote_engine_id: 'p', remote_block_ids: [[1]] };
-  expect((await read('/v1/completions', { prompt, kv_transfer_params: lent })).isLoan).toBe(true);
+  expect(await read('/v1/completions', { prompt, kv_transfer_params: lent })).toMatchObject({
+    isLoan: true,
+    whyNoTransfer:
+      'kv_transfer_params: tells pods where blocks of a prompt come from, go to or stay, which clients may not. Leave it out',
+  });
   const salted = await read('/v1/completions', { prompt, cache_salt: 'mine' });
   expect(salted.keys).toEqual(keysOfPrompt(ids, blocks, 'mine'));
 });

@@ -7,13 +7,16 @@ import type { Engines } from './engines.ts';
 import type { Models } from './models.ts';
 import type { PassedOn } from './pass-on.ts';
 import type { LoadedText, TextPool } from './text-pool.ts';
+import { whyNoTransfer } from './transfer.ts';
 
 export interface PromptFacts
   extends Omit<
     PassedOn,
-    'otherName' | 'passedOn' | 'members' | 'isTransfer' | 'isLoan' | 'unsplit' | 'cacheHitThreshold'
+    'otherName' | 'passedOn' | 'members' | 'transferIn' | 'isTransfer' | 'isLoan' | 'unsplit' | 'cacheHitThreshold'
   > {
   readonly unsplit?: string | undefined;
+  /** Why it is refused, as long as clients may not say where blocks come from or go to: `PodHandOffConfig.clientParams`. */
+  readonly whyNoTransfer?: string;
   /** It brings a loan of blocks that is good once: whoever fails with it, nobody else gets it. */
   readonly isLoan?: true;
   /** Names of the only pods that know the name that the body has for its model; undefined: all of the model do. */
@@ -46,13 +49,14 @@ export class PromptReader {
     const understood = await this.#parts.text.run(kind, served, body, signal);
     if (!('passedOn' in understood))
       throw new Error(`a body for ${understood.model} was read as one of our own workers'`);
-    const { model, otherName, tokens, maxTokens, blockTokens, keys, session, unsplit, isLoan } = understood;
+    const { model, otherName, tokens, maxTokens, blockTokens, keys, session, unsplit, isLoan, transferIn } = understood;
     const among = otherName && this.#parts.models.among(otherName.name);
     return {
       ...{ model, tokens, maxTokens, blockTokens, keys, session },
       ...(among && { among }),
       ...(unsplit !== undefined && { unsplit }),
       ...(isLoan && { isLoan }),
+      ...(transferIn !== undefined && { whyNoTransfer: whyNoTransfer(transferIn) }),
     };
   }
 

@@ -10,7 +10,7 @@ import type { Model, Models } from './models.ts';
 import { parseDrain } from './params.ts';
 import type { TextPool } from './text-pool.ts';
 import { smallJson, unknownModel } from './understand.ts';
-import { metricsOfWorkers } from './worker-metrics.ts';
+import type { SharedMetrics } from './worker-metrics.ts';
 
 export interface Parts extends HealthParts {
   readonly models: Models;
@@ -18,11 +18,12 @@ export interface Parts extends HealthParts {
   readonly text: TextPool;
   readonly generation: Generation;
   readonly metrics: RequestMetrics;
+  readonly workerMetrics: SharedMetrics;
   readonly plans: () => readonly unknown[];
   readonly moreMetrics: () => Promise<string>;
 }
 
-type MetricsParts = Pick<Parts, 'metrics' | 'engines' | 'moreMetrics'>;
+type MetricsParts = Pick<Parts, 'metrics' | 'workerMetrics' | 'engines' | 'moreMetrics'>;
 
 export function addRoutes(app: FastifyInstance, parts: Parts): void {
   const { models, engines, text, generation, plans } = parts;
@@ -61,9 +62,9 @@ export function addRoutes(app: FastifyInstance, parts: Parts): void {
 }
 
 /** Ours, and those of our own workers. */
-export async function metricsTextOf({ metrics, engines, moreMetrics }: MetricsParts): Promise<string> {
+export async function metricsTextOf({ metrics, workerMetrics, engines, moreMetrics }: MetricsParts): Promise<string> {
   const own = await metrics.text(engines);
-  const texts = [own, await moreMetrics(), await metricsOfWorkers(engines)].map((part) => part.trimEnd());
+  const texts = [own, await moreMetrics(), await workerMetrics.text()].map((part) => part.trimEnd());
   return `${texts.filter((part) => part !== '').join('\n')}\n`;
 }
 

@@ -6,6 +6,8 @@
  * reads them then gets another prompt's, and a wrong answer with status 200.
  */
 
+import { isEmpty } from './unsplit.ts';
+
 /** By which our own connector marks its promise (packages/connector/python): its blocks have names, and one that is gone is a miss. */
 const ownKey = 'kvtier';
 
@@ -21,6 +23,37 @@ export function isLoan(params: unknown): boolean {
   return Object.entries(given).some(
     ([name, value]) => (name.startsWith('remote_') || name === 'transfer_id') && holdsSomething(value),
   );
+}
+
+/** In `vllm_xargs` vLLM takes them, too. */
+const inArguments = ['kv_transfer_params', 'kv_hints', 'kv_hint'];
+
+/**
+ * By which member a body tells a pod where blocks come from, where they go, or how long they stay; undefined: by none. Pods believe it: it
+ * names hosts to fetch from, blocks to read whosever they are, and blocks to hold. For its own request a client may do without a store.
+ */
+export function transferIn(body: Readonly<Record<string, unknown>>): string | undefined {
+  const { kv_transfer_params: params, kv_hints: hints, vllm_xargs: others } = body;
+  if (!isEmpty(params) && !isOwnChoice(params)) return 'kv_transfer_params';
+  if (!isEmpty(hints)) return 'kv_hints';
+  if (typeof others === 'object' && others !== null) {
+    const name = inArguments.find((name) => Object.hasOwn(others, name));
+    if (name !== undefined) return `vllm_xargs.${name}`;
+  }
+  // SGLang's.
+  return Object.keys(body).find((name) => name.startsWith('bootstrap_') && !isEmpty(body[name]));
+}
+
+export const whyNoTransfer = (member: string): string =>
+  `${member}: tells pods where blocks of a prompt come from, go to or stay, which clients may not. Leave it out`;
+
+/** `{"kvtier": {"load": BOOLEAN, "store": BOOLEAN}}`, and nothing else. */
+function isOwnChoice(params: unknown): boolean {
+  const isOnly = (value: unknown, names: readonly string[]): value is Readonly<Record<string, unknown>> =>
+    typeof value === 'object' && value !== null && Object.keys(value).every((name) => names.includes(name));
+  if (!isOnly(params, [ownKey])) return false;
+  const choice = params[ownKey];
+  return isOnly(choice, ['load', 'store']) && Object.values(choice).every((value) => typeof value === 'boolean');
 }
 
 /** NIXL has one list for each group of layers: all of them may be empty. */

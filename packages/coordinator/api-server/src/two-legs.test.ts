@@ -92,7 +92,7 @@ describe('the two legs', () => {
   );
 
   it('what the decode pod holds, or is short, is not split', async () => {
-    await open(['p', 'd']);
+    await open(['p', 'd'], { clientParams: true });
     const short = await ask({ ...chat, messages: [{ role: 'user', content: 'hi' }] });
     expect(header(short, 'handoff')).toMatch(/^none; why=\d+ of \d+ tokens uncached, below 64$/);
     at.holdings.blocks[at.fleet.workers().find((worker) => worker?.record.name === 'd')!.number] = 3;

@@ -2,7 +2,8 @@
  * The workers' own metrics, asked for over the lines that requests take: they have no port of their own for scraping. Of one worker as
  * it tells them; of several, each sample with the label `worker`.
  *
- * Bounded: so many workers, so many bytes of each, each within the deadline of a short question; and each in a turn of its own.
+ * Bounded: so many workers, so many bytes of each, each within the deadline of a short question, and each in a turn of its own; asked once
+ * however many ask us.
  */
 import { setImmediate } from 'node:timers/promises';
 import type { Worker } from '@kvtier/registry';
@@ -11,7 +12,34 @@ import type { Engines } from './engines.ts';
 const maxWorkers = 64;
 const maxChars = 1 << 20;
 
-export async function metricsOfWorkers(engines: Pick<Engines, 'workers' | 'engine'>): Promise<string> {
+/** So long a text is good after it came. */
+const keepMs = 250;
+
+/** One collection at a time, for all who ask meanwhile and in the moment after it: what workers are asked does not grow with who asks. */
+export class SharedMetrics {
+  readonly #engines: Pick<Engines, 'workers' | 'engine'>;
+  readonly #nowMs: () => number;
+  #last: { readonly text: Promise<string>; goodUntilMs: number } | undefined;
+
+  constructor(engines: Pick<Engines, 'workers' | 'engine'>, nowMs = (): number => performance.now()) {
+    this.#engines = engines;
+    this.#nowMs = nowMs;
+  }
+
+  text(): Promise<string> {
+    if (this.#last === undefined || this.#nowMs() >= this.#last.goodUntilMs) {
+      const last = { text: metricsOfWorkers(this.#engines), goodUntilMs: Number.POSITIVE_INFINITY };
+      const ended = (): void => {
+        last.goodUntilMs = this.#nowMs() + keepMs;
+      };
+      last.text.then(ended, ended);
+      this.#last = last;
+    }
+    return this.#last.text;
+  }
+}
+
+async function metricsOfWorkers(engines: Pick<Engines, 'workers' | 'engine'>): Promise<string> {
   const all = engines.workers().filter((worker) => worker?.record.kind === 'kvtier') as Worker[];
   const asked = all.filter(({ state }) => state === 'ready' || state === 'draining').slice(0, maxWorkers);
   const texts = await Promise.all(

@@ -18,7 +18,7 @@ import { joined } from './held-body.ts';
 import type { PickerMetrics } from './metrics.ts';
 import { modelIn } from './named-model.ts';
 import { PrefillChoice } from './prefill-choice.ts';
-import { noWorker } from './refusal.ts';
+import { noWorker, Refusal } from './refusal.ts';
 import { Share } from './share.ts';
 import { guess, isModelWanted, type NotRead, type Target, targetOf, thoseKnowing } from './unread.ts';
 
@@ -37,6 +37,8 @@ export interface BodyFacts {
   readonly session: string;
   /** Why one pod has to serve all of it; undefined: one may compute the prompt for another. */
   readonly unsplit?: string | undefined;
+  /** Why it is refused, unless clients may say to pods where blocks come from or go to (`PodHandOffConfig.clientParams`). */
+  readonly whyNoTransfer?: string;
   /** It brings a loan of blocks that is good once: no second pod gets it. */
   readonly isLoan?: true;
 }
@@ -146,11 +148,13 @@ export class Picker {
    * @throws Refusal, what Dispatch throws, or the reason of `signal`
    */
   async pick(asked: Asked, body: BodyOrWhy, bytes: number, signal: AbortSignal): Promise<Picked> {
-    const { workers, ttftMs } = this.#parts;
+    const { workers, ttftMs, pods } = this.#parts;
     const targets = targetsIn(asked.targets, ttftMs);
     const read = await this.#read(asked, body, signal);
     if (signal.aborted) throw signal.reason;
     const facts = 'why' in read ? undefined : read;
+    if (facts?.whyNoTransfer !== undefined && !pods?.config.clientParams)
+      throw new Refusal(400, 'refused', `${facts.whyNoTransfer}, or let all clients (podHandOff.clientParams).`);
     const mayGo = (): Candidate[] => {
       const allowed = candidatesOf(workers(), asked.subset);
       const knowing = facts?.among;
@@ -163,9 +167,14 @@ export class Picker {
         ? targetOf(asked, 'why' in read ? read : {}, reachable)
         : { model: facts.model, candidates: reachable };
     const { model, candidates } = target;
-    const { unsplit, isLoan, ...prompt } = facts ?? {
+    const {
+      unsplit,
+      isLoan,
+      whyNoTransfer: _,
+      ...prompt
+    } = facts ?? {
       ...guess(asked, candidates, bytes),
-      ...{ unsplit: undefined, isLoan: undefined },
+      ...{ unsplit: undefined, isLoan: undefined, whyNoTransfer: undefined },
     };
     const request: DispatchRequest = {
       ...prompt,

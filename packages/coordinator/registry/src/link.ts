@@ -67,6 +67,8 @@ export interface Access {
   readonly token?: string | undefined;
   /** openai workers are reached in plain text, and without proving who we are. */
   readonly trustedNetwork?: boolean;
+  /** They are shown the token there, too. */
+  readonly tokenInClear?: boolean;
 }
 
 export interface LinkTimes {

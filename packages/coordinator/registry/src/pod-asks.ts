@@ -9,7 +9,7 @@ import { Pool } from 'undici';
 import * as z from 'zod';
 import { checked } from './facts.ts';
 import { livingTimeout, type Patience } from './living-timeout.ts';
-import { authorizationOf, connectorOf, gone, type PodAddress } from './pod-connection.ts';
+import { authorizationOf, connectorOf, gone, keepsToken, type PodAddress } from './pod-connection.ts';
 import { type Scrape, scrapeOf } from './scrape.ts';
 import type { OtherName, WorkerFacts } from './worker.ts';
 
@@ -123,7 +123,10 @@ export class PodAsks {
       }
       if (statusCode === 200) return Buffer.concat(parts).toString('utf8');
       if (statusCode >= 400 && statusCode < 500) {
-        throw new KvError('PROTOCOL', `worker ${name}: ${path} answers ${statusCode}; ${remedyOf(path, statusCode)}`);
+        throw new KvError(
+          'PROTOCOL',
+          `worker ${name}: ${path} answers ${statusCode}; ${remedyOf(this.#pod, path, statusCode)}`,
+        );
       }
       throw new Error(`${path} answers ${statusCode}`);
     } catch (error) {
@@ -154,8 +157,11 @@ function otherNamesIn([first, ...others]: readonly unknown[]): OtherName[] {
   return [...names.values()];
 }
 
-function remedyOf(path: string, status: number): string {
-  if (status === 401 || status === 403) return 'configure its token';
+function remedyOf(pod: PodAddress, path: string, status: number): string {
+  if (status === 401 || status === 403)
+    return keepsToken(pod)
+      ? 'its token is not sent in the clear: use https, or say "access": {"tokenInClear": true}'
+      : 'configure its token';
   // It has answered what it serves; vLLM always has metrics.
   if (status === 404 && path === '/metrics') return 'start SGLang with --enable-metrics';
   return 'serve vLLM’s or SGLang’s API there';

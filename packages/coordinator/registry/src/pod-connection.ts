@@ -1,5 +1,6 @@
 /** How connections to a pod with OpenAI's API begin: with what the files of `access` hold then. */
 import { KvError } from '@kvtier/errors';
+import { isLocal } from '@kvtier/wire/grpc';
 import { buildConnector } from 'undici';
 import type { Access } from './link.ts';
 
@@ -28,10 +29,15 @@ export function connectorOf(access: Access | undefined, timeoutMs: number): Conn
   };
 }
 
-export function authorizationOf({ access }: PodAddress): Readonly<Record<string, string>> {
-  const token = access?.token;
-  return token === undefined ? {} : { authorization: `Bearer ${token}` };
+/** In the clear nobody is shown the token, unless that is said: everybody on the path would have it. */
+export function authorizationOf(pod: PodAddress): Readonly<Record<string, string>> {
+  const token = pod.access?.token;
+  return token === undefined || keepsToken(pod) ? {} : { authorization: `Bearer ${token}` };
 }
+
+/** There is a token, and this pod is not shown it. */
+export const keepsToken = ({ origin, access }: PodAddress): boolean =>
+  access?.token !== undefined && origin.protocol !== 'https:' && !isLocal(origin.host) && !access.tokenInClear;
 
 export function gone({ name, origin }: PodAddress, why: string): KvError {
   const what = `${origin.origin} cannot be reached or broke off (${why}); it may be restarting, try again`;

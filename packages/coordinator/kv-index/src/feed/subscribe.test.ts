@@ -150,6 +150,12 @@ it.each<[what: string, source: EventSource, EventAccess, refused: boolean]>([
   ['a Unix socket needs nothing', { ...far, endpoint: 'ipc:///tmp/x' }, none, false],
   ['loopback needs nothing', { ...far, endpoint: 'tcp://localhost:5557' }, none, false],
   ['another host is refused', far, none, true],
+  [
+    'the address that it is reached from is no host',
+    { ...far, endpoint: 'tcp://127.0.0.1:0;10.0.0.9:5557' },
+    none,
+    true,
+  ],
   ['a name may be another host', { ...far, endpoint: 'tcp://pod:5557' }, none, true],
   [
     'only the replays on another host',

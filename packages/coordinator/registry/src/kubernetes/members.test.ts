@@ -7,7 +7,16 @@ const rules: MemberRules = { ports: [8000], scheme: 'http', eventsPort: 5557, re
 
 const pod = (
   name: string,
-  { labels = {}, annotations = {}, ip = '10.1.0.1', phase = 'Running', ready = true, ends = false, host = '' } = {},
+  {
+    labels = {},
+    annotations = {},
+    ip = '10.1.0.1',
+    ips = [] as string[],
+    phase = 'Running',
+    ready = true,
+    ends = false,
+    host = '',
+  } = {},
 ): Pod =>
   parsePod({
     ...(host === '' ? {} : { spec: { nodeName: host } }),
@@ -21,6 +30,7 @@ const pod = (
     status: {
       phase,
       ...(ip === '' ? {} : { podIP: ip }),
+      ...(ips.length === 0 ? {} : { podIPs: ips.map((ip) => ({ ip })) }),
       conditions: [{ type: 'Ready', status: ready ? 'True' : 'False' }],
     },
   });
@@ -101,6 +111,17 @@ it('engines behind one port of a pod, as many as it says', () => {
     expect(refused(of(ranks))).toEqual([`kvtier.io/events-ranks is "${ranks}"; ranks are 1 to 64`]);
   expect(refused(of('2', { 'kvtier.io/ports': '8000,8001' }))).toEqual([
     'kvtier.io/events-ranks is there beside 2 ports; leave it out, each is one rank',
+  ]);
+});
+
+it('a pod has eight ports at most, as the configuration has; with more it is none, and others are what they are', () => {
+  const of = (name: string, ports: number) =>
+    pod(name, { annotations: { 'kvtier.io/ports': Array.from({ length: ports }, (_, at) => 8000 + at).join() } });
+  const { workers, ignored } = membersOf([of('nine', 9), of('eight', 8), pod('one')], undefined, rules);
+  expect(ignored).toEqual([{ name: 'nine', why: 'kvtier.io/ports has 9 ports; 8 at most' }]);
+  expect(workers.map(({ name }) => name)).toEqual([
+    ...Array.from({ length: 8 }, (_, at) => `eight.${8000 + at}`),
+    'one',
   ]);
 });
 
@@ -279,7 +300,7 @@ describe('EndpointSlices', () => {
     ]);
   });
 
-  it('of two families, the pod’s primary address, whichever slice comes last; without it, always the same', () => {
+  it('of two families, the pod’s primary address, whichever slice comes last', () => {
     const four = slice([{ pod: 'a', host: '10.1.0.1' }], [8000], 'four');
     const six = slice([{ pod: 'a', host: 'fd00::1' }], [8000], 'six');
     const addressesOf = (one: Pod): string[] =>
@@ -287,11 +308,29 @@ describe('EndpointSlices', () => {
         [four, six],
         [six, four],
       ].flatMap((slices) => membersOf([one], slices, rules).workers.map(({ address }) => address));
-    expect(addressesOf(pod('a', { ip: '10.1.0.1' }))).toEqual(Array(2).fill('http://10.1.0.1:8000'));
-    expect(addressesOf(pod('a', { ip: 'fd00::1' }))).toEqual(Array(2).fill('http://[fd00::1]:8000'));
-    expect(addressesOf(pod('a', { ip: '10.1.0.9' }))).toEqual(Array(2).fill('http://10.1.0.1:8000'));
+    const ips = ['10.1.0.1', 'fd00::1'];
+    expect(addressesOf(pod('a', { ip: '10.1.0.1', ips }))).toEqual(Array(2).fill('http://10.1.0.1:8000'));
+    expect(addressesOf(pod('a', { ip: 'fd00::1', ips }))).toEqual(Array(2).fill('http://[fd00::1]:8000'));
     // A Service of one family: what it says.
-    expect(states([pod('a', { ip: '10.1.0.1' })], [six]).workers).toEqual(['a http://[fd00::1]:8000 false']);
+    expect(states([pod('a', { ip: '10.1.0.1', ips })], [six])).toEqual({
+      workers: ['a http://[fd00::1]:8000 false'],
+      ignored: [],
+    });
+  });
+
+  it('whatever they say, a pod is at an address of its own', () => {
+    const foreign = slice([
+      { pod: 'a', host: '10.66.6.6' },
+      { pod: 'b', host: '10.1.0.2' },
+      { pod: 'c', host: '10.1.0.4' },
+    ]);
+    const pods = [pod('a'), pod('b', { ip: '10.1.0.2' }), pod('c', { ip: '10.1.0.3', ips: ['10.1.0.3', '10.1.0.4'] })];
+    expect(states(pods, [foreign])).toEqual({
+      workers: ['a http://10.1.0.1:8000 false', 'b http://10.1.0.2:8000 false', 'c http://10.1.0.4:8000 false'],
+      ignored: [
+        { name: 'a', why: 'EndpointSlice s has it at 10.66.6.6, which is no address of the pod; its own is taken' },
+      ],
+    });
   });
 
   it('with several ports, those that are configured', () => {

@@ -115,11 +115,18 @@ function placesOf(
         ignored.push({ name, why });
         continue;
       }
+      // Who may write slices may not write pods, which say where they are by themselves.
+      const isForeign = pod !== undefined && !pod.ips.includes(endpoint.host);
+      if (isForeign) {
+        const what = `EndpointSlice ${slice.name} has it at ${endpoint.host}, which is no address of the pod`;
+        ignored.push({ name, why: `${what}; its own is taken` });
+      }
+      const host = isForeign ? pod.ip! : endpoint.host;
       // A pod can be in several slices of one Service (a change on its way), and of several Services.
       const other = places.get(name);
       const isReady = endpoint.isReady && !(pod?.isTerminating ?? false);
       places.set(name, {
-        ...{ name, host: hostOf(pod, endpoint.host, other?.host), pod },
+        ...{ name, host: hostOf(pod, host, other?.host), pod },
         isReady: isReady || (other?.isReady ?? false),
         ports: [...new Set([...(other?.ports ?? []), ...ports])].sort((a, b) => a - b),
       });
@@ -140,6 +147,16 @@ function portSaid(says: Says, key: string, otherwise: number | null): number | n
   const text = says(key);
   if (text === undefined) return otherwise;
   return text === 'none' ? null : portOf(key, text);
+}
+
+/** As many as the configuration may have (`KubernetesDiscoveryConfig.ports`): each is a worker, with connections of its own. */
+const maxPorts = 8;
+
+function portsSaid(says: Says): number[] | undefined {
+  const texts = says('ports')?.split(',');
+  if (texts !== undefined && texts.length > maxPorts)
+    throw new Error(`kvtier.io/ports has ${texts.length} ports; ${maxPorts} at most`);
+  return texts?.map((text) => portOf('ports', text));
 }
 
 const at = (host: string, port: number): string => `${host.includes(':') ? `[${host}]` : host}:${port}`;
@@ -187,10 +204,7 @@ function add(found: FoundMembers, place: Place, rules: MemberRules, hostNodes: R
   const kind = says('kind') ?? 'openai';
   if (kind !== 'kvtier' && kind !== 'openai')
     throw new Error(`kvtier.io/kind is ${cut(kind)}; kvtier, openai or cache-node`);
-  const ports =
-    says('ports')
-      ?.split(',')
-      .map((text) => portOf('ports', text)) ?? place.ports;
+  const ports = portsSaid(says) ?? place.ports;
   const ranks = ranksOf(says('events-ranks'), ports.length);
   const eventsKey = keyOf('events-key', says('events-key'));
   const node = nodeOf(place.name, host, says);

@@ -12,13 +12,18 @@ const meta = z.object({
   annotations: labels,
 });
 
+const address = z.union([z.ipv4(), z.ipv6()]);
 const podSchema = z.object({
   metadata: meta,
   spec: z.object({ nodeName: word.nullish() }).nullish(),
   status: z
     .object({
       phase: word.nullish(),
-      podIP: z.union([z.ipv4(), z.ipv6()]).nullish(),
+      podIP: address.nullish(),
+      podIPs: z
+        .array(z.object({ ip: address }))
+        .max(16)
+        .nullish(),
       conditions: z
         .array(z.object({ type: word, status: word }))
         .max(100)
@@ -48,6 +53,8 @@ const sliceSchema = z.object({
 export interface Pod {
   readonly name: string;
   readonly ip: string | undefined;
+  /** All of its addresses, of both families; `ip` is one of them. */
+  readonly ips: readonly string[];
   /** The host that it runs on, as Kubernetes names it. */
   readonly hostName: string | undefined;
   /** It runs; neither waiting for its first container nor ended. */
@@ -84,6 +91,7 @@ export function parsePod(value: unknown): Pod {
   return {
     name: metadata.name,
     ip: status?.podIP ?? undefined,
+    ips: [...(status?.podIP == null ? [] : [status.podIP]), ...(status?.podIPs ?? []).map(({ ip }) => ip)],
     hostName: spec?.nodeName ?? undefined,
     isRunning: status?.phase === 'Running',
     isReady: status?.conditions?.some(({ type, status }) => type === 'Ready' && status === 'True') ?? false,
