@@ -16,6 +16,8 @@ const pageBytes = 4096;
 const identityBytes = 64;
 export const simRoot = '/kvtier-sim/';
 const flushUs = 300_000;
+/** Of all files: nobody removes a world's folders. */
+const identity = { device: 1n, inode: 1n };
 
 const errors = { EIO: 5, ENOENT: 2, ENOSPC: 28 } as const;
 
@@ -237,17 +239,21 @@ export class VirtualDisks {
 
   /** What replaces functions of the native binding. */
   readonly native = {
-    lockFile: (path: string) => {
-      const { locks } = this.of(path);
-      if (locks.has(path)) throw new Error(`LOCKED: ${path}`);
-      locks.set(path, this.#world.life);
-      return path;
-    },
     unlock: (path: string) => void this.of(path).locks.delete(path),
-    fileIdentity: () => ({ device: 1n, inode: 1n }), // nobody removes a world's folders
     filesOpen: () => ({}) as FilesHandle,
     filesClose: () => {},
     fileFolder: (_: FilesHandle, path: string) => this.of(path).op('mkdir', () => {}, true),
+    fileIdentity: (_: FilesHandle, path: string) => this.of(path).op('stat', () => identity),
+    fileLock: (_: FilesHandle, path: string) => {
+      const disk = this.of(path);
+      const { life } = this.#world;
+      const lock = () => {
+        if (disk.locks.has(path)) throw new Error(`LOCKED: ${path}`);
+        disk.locks.set(path, life);
+        return { ...identity, lock: path };
+      };
+      return disk.op('lock', lock, true);
+    },
     fileNames: (_: FilesHandle, path: string) => {
       const disk = this.of(path);
       const below = path.endsWith('/') ? path : `${path}/`;

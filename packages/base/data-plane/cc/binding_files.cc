@@ -9,6 +9,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "background.h"
@@ -31,11 +35,12 @@ SystemFailure Failure(const std::string& path, const char* what, int error) {
 }
 
 struct Descriptor {
-  const int fd;
+  int fd;
   explicit Descriptor(int number) : fd(number) {}
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   ~Descriptor() { if (fd >= 0) close(fd); }
+  int Release() { return std::exchange(fd, -1); }
 };
 
 int Open(const std::string& path, int flags) {
@@ -75,9 +80,10 @@ void FilesClose(const Napi::CallbackInfo& info) {
 
 Napi::Value FileFolder(const Napi::CallbackInfo& info) {
   const std::string path = TextOf(info[1]);
-  const auto work = [path] {
+  const bool withParents = info[2].As<Napi::Boolean>().Value();
+  const auto work = [path, withParents] {
     // Parents first; what is there already is fine.
-    for (size_t at = path.find('/', 1);; at = path.find('/', at + 1)) {
+    for (size_t at = withParents ? path.find('/', 1) : std::string::npos;; at = path.find('/', at + 1)) {
       const std::string part = path.substr(0, at);
       if (mkdir(part.c_str(), 0700) != 0 && errno != EEXIST) throw Failure(part, "made", errno);
       if (at == std::string::npos) break;
@@ -87,6 +93,57 @@ Napi::Value FileFolder(const Napi::CallbackInfo& info) {
     if (!S_ISDIR(facts.st_mode)) throw Failure(path, "used as a folder", ENOTDIR);
   };
   return RunOn(*FilesOf(info[0]), info.Env(), work, [](Napi::Env e) { return e.Undefined(); });
+}
+
+// Which file it is, of all that are there.
+struct Identity {
+  uint64_t device;
+  uint64_t inode;
+  explicit Identity(const struct stat& facts) : device(facts.st_dev), inode(facts.st_ino) {}
+  bool operator==(const Identity&) const = default;
+  Napi::Object In(Napi::Env env) const {
+    auto result = Napi::Object::New(env);
+    result["device"] = Napi::BigInt::New(env, device);
+    result["inode"] = Napi::BigInt::New(env, inode);
+    return result;
+  }
+};
+
+std::optional<Identity> IdentityAt(const std::string& path) {
+  struct stat facts{};
+  if (stat(path.c_str(), &facts) == 0) return Identity(facts);
+  if (errno == ENOENT) return std::nullopt;
+  throw Failure(path, "looked at", errno);
+}
+
+Napi::Value FileIdentity(const Napi::CallbackInfo& info) {
+  const std::string path = TextOf(info[1]);
+  const auto found = std::make_shared<std::optional<Identity>>();
+  return RunOn(*FilesOf(info[0]), info.Env(), [path, found] { *found = IdentityAt(path); },
+               [found](Napi::Env e) -> Napi::Value { return *found ? Napi::Value((*found)->In(e)) : e.Null(); });
+}
+
+Napi::Value FileLock(const Napi::CallbackInfo& info) {
+  const std::string path = TextOf(info[1]);
+  // Closed, and so unlocked, where nobody is left who could take it.
+  struct Locked {
+    std::unique_ptr<Descriptor> file;
+    std::optional<Identity> identity;
+  };
+  const auto locked = std::make_shared<Locked>();
+  const auto work = [path, locked] {
+    locked->file = std::make_unique<Descriptor>(OpenLocked(path));
+    struct stat facts{};
+    if (fstat(locked->file->fd, &facts) != 0) throw Failure(path, "looked at", errno);
+    locked->identity = Identity(facts);
+    if (IdentityAt(path) == locked->identity) return;
+    throw std::runtime_error("IO: " + path + ": was removed while it was locked; the folder is not ours alone");
+  };
+  return RunOn(*FilesOf(info[0]), info.Env(), work, [locked](Napi::Env e) -> Napi::Value {
+    auto result = locked->identity->In(e);
+    result["lock"] = KeepLock(e, locked->file->Release());
+    return result;
+  });
 }
 
 Napi::Value FileNames(const Napi::CallbackInfo& info) {
@@ -259,6 +316,8 @@ void RegisterFiles(Napi::Env env, Napi::Object exports) {
   exports["filesOpen"] = Napi::Function::New(env, FilesOpen);
   exports["filesClose"] = Napi::Function::New(env, FilesClose);
   exports["fileFolder"] = Napi::Function::New(env, FileFolder);
+  exports["fileIdentity"] = Napi::Function::New(env, FileIdentity);
+  exports["fileLock"] = Napi::Function::New(env, FileLock);
   exports["fileNames"] = Napi::Function::New(env, FileNames);
   exports["fileBytes"] = Napi::Function::New(env, FileBytes);
   exports["fileRead"] = Napi::Function::New(env, FileRead);

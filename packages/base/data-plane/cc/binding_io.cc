@@ -34,43 +34,20 @@ std::set<int>& Locks() {
 
 Napi::Value LockFile(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  const std::string path = TextOf(info[0]);
-  const int fd = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd < 0) throw Napi::Error::New(env, "IO: " + path + ": cannot be opened (" + Why() + "); check its permissions");
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    const int error = errno;
-    char text[32] = {};
-    const ssize_t count = pread(fd, text, sizeof(text) - 1, 0);
-    close(fd);
-    if (error != EWOULDBLOCK) throw Napi::Error::New(env, "IO: " + path + ": cannot be locked (" + std::strerror(error) + ")");
-    const std::string pid = count > 0 && std::atoi(text) > 0 ? std::to_string(std::atoi(text)) : "unknown";
-    throw Napi::Error::New(env, "LOCKED: " + path + ": held by process " + pid + "; stop it or choose another folder");
+  try {
+    return KeepLock(env, OpenLocked(TextOf(info[0])));
+  } catch (const SystemFailure& failure) {
+    const auto error = Napi::Error::New(env, failure.what());
+    error.Value()["errno"] = Napi::Number::New(env, failure.number);
+    throw error;
+  } catch (const std::runtime_error& held) {
+    throw Napi::Error::New(env, held.what());
   }
-  const std::string pid = std::to_string(getpid()) + "\n";
-  if (ftruncate(fd, 0) != 0 || pwrite(fd, pid.data(), pid.size(), 0) < 0) {
-    // The name of the holder is a courtesy (a full disk has no room for it); the lock itself holds.
-  }
-  Locks().insert(fd);
-  return Napi::Number::New(env, fd);
 }
 
 void Unlock(const Napi::CallbackInfo& info) {
   const int fd = info[0].As<Napi::Number>().Int32Value();
   if (Locks().erase(fd) == 1) close(fd);
-}
-
-Napi::Value FileIdentity(const Napi::CallbackInfo& info) {
-  const Napi::Env env = info.Env();
-  const std::string path = TextOf(info[0]);
-  struct stat found{};
-  if (stat(path.c_str(), &found) != 0) {
-    if (errno == ENOENT) return env.Null();
-    throw Napi::Error::New(env, "IO: " + path + ": cannot be looked at (" + Why() + ")");
-  }
-  auto result = Napi::Object::New(env);
-  result["device"] = Napi::BigInt::New(env, static_cast<uint64_t>(found.st_dev));
-  result["inode"] = Napi::BigInt::New(env, static_cast<uint64_t>(found.st_ino));
-  return result;
 }
 
 struct Mapping {
@@ -384,10 +361,37 @@ void IoFault(const Napi::CallbackInfo& info) {
 
 }  // namespace
 
+int OpenLocked(const std::string& path) {
+  const int fd = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) {
+    const int error = errno;
+    const char* remedy = error == EACCES || error == EPERM ? "; check its permissions" : "";
+    throw SystemFailure("IO: " + path + ": cannot be opened (" + std::strerror(error) + ")" + remedy, error);
+  }
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    const int error = errno;
+    char text[32] = {};
+    const ssize_t count = pread(fd, text, sizeof(text) - 1, 0);
+    close(fd);
+    if (error != EWOULDBLOCK) throw SystemFailure("IO: " + path + ": cannot be locked (" + std::strerror(error) + ")", error);
+    const std::string pid = count > 0 && std::atoi(text) > 0 ? std::to_string(std::atoi(text)) : "unknown";
+    throw std::runtime_error("LOCKED: " + path + ": held by process " + pid + "; stop it or choose another folder");
+  }
+  const std::string pid = std::to_string(getpid()) + "\n";
+  if (ftruncate(fd, 0) != 0 || pwrite(fd, pid.data(), pid.size(), 0) < 0) {
+    // The name of the holder is a courtesy (a full disk has no room for it); the lock itself holds.
+  }
+  return fd;
+}
+
+Napi::Value KeepLock(Napi::Env env, int fd) {
+  Locks().insert(fd);
+  return Napi::Number::New(env, fd);
+}
+
 void RegisterIo(Napi::Env env, Napi::Object exports) {
   exports["lockFile"] = Napi::Function::New(env, LockFile);
   exports["unlock"] = Napi::Function::New(env, Unlock);
-  exports["fileIdentity"] = Napi::Function::New(env, FileIdentity);
   exports["mapShared"] = Napi::Function::New(env, MapShared);
   exports["putShared"] = Napi::Function::New(env, PutShared);
   exports["readBuckets"] = Napi::Function::New(env, ReadBuckets);

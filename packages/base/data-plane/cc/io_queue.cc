@@ -160,6 +160,7 @@ double IoQueue::ResultOf(const IoRow& row) const {
   ObjectHeader header;
   uint8_t* object = arena_->base() + row.arenaOffset;
   const HeaderFault fault = VerifyObject(object, row.bytes, row.identity.data(), row.identity.data() + 32, &header);
+  if (IsForeign(fault)) return -EPROTONOSUPPORT;
   if (fault != HeaderFault::kNone || SlotBytesFor(header.payloadBytes) != row.bytes) return -EBADMSG;
   if (header.sequence != 0) {
     header.sequence = 0;

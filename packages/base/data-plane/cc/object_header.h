@@ -20,20 +20,26 @@ static_assert(std::endian::native == std::endian::little, "the object header is 
 inline constexpr std::array<char, 8> kHeaderMagic = {'K', 'V', 'T', 'I', 'E', 'R', 'O', 'B'};
 inline constexpr uint16_t kHeaderVersion = 1;
 inline constexpr uint16_t kHeaderBytes = 256;
+// The largest `codec` that this program knows; of `flags` it knows none.
+inline constexpr uint16_t kLastCodec = 1;
 // What follows the header in a slot or segment starts and ends on this boundary (O_DIRECT).
 inline constexpr uint64_t kSlotAlignment = 4096;
 
 enum class HeaderFault : int {
   kNone = 0,
   kMagic = 1,           // not an object at all
-  kVersion = 2,         // written by a later or foreign program
+  kVersion = 2,         // a sound header of another version: IsForeign
   kHeaderChecksum = 3,  // torn or flipped header
   kFields = 4,          // checksum holds but a field is outside its range: a defect of the writer
   kNamespace = 5,       // a sound header of another namespace
   kHash = 6,            // a sound header of another block
   kPayloadBytes = 7,    // the payload does not fit into what was read
   kPayloadChecksum = 8, // torn or flipped payload
+  kUnknown = 9,         // a sound header of this block, with a codec or flags that this program does not know: IsForeign
 };
+
+// Not damage: written by a newer program, and left to who can read it.
+constexpr bool IsForeign(HeaderFault fault) { return fault == HeaderFault::kVersion || fault == HeaderFault::kUnknown; }
 
 struct ObjectHeader {
   std::array<char, 8> magic;
@@ -90,8 +96,9 @@ inline void EncodeHeader(ObjectHeader header, void* target) {
 inline HeaderFault DecodeHeader(const void* source, ObjectHeader* header) {
   std::memcpy(header, source, sizeof(*header));
   if (header->magic != kHeaderMagic) return HeaderFault::kMagic;
-  if (header->version != kHeaderVersion || header->headerBytes != kHeaderBytes) return HeaderFault::kVersion;
+  // First the checksum, which lies there in every version: what is torn tells nothing of its version.
   if (header->headerChecksum != HeaderChecksum(*header)) return HeaderFault::kHeaderChecksum;
+  if (header->version != kHeaderVersion || header->headerBytes != kHeaderBytes) return HeaderFault::kVersion;
   const bool hashes = (header->hashBytes == 16 || header->hashBytes == 32) &&
                       (header->parentHashBytes == 0 || header->parentHashBytes == header->hashBytes);
   constexpr uint64_t kLargest = (uint64_t{1} << 53) - 1;  // exact as a JavaScript number
@@ -99,16 +106,26 @@ inline HeaderFault DecodeHeader(const void* source, ObjectHeader* header) {
   return HeaderFault::kNone;
 }
 
-// Verify a whole object of which `availableBytes` were read to `object` (header first). `namespaceDigest` (32 bytes)
-// and `hash` (zero padded to 32 bytes) are what was asked for; either may be null to accept any. Reads the payload once.
-inline HeaderFault VerifyObject(const void* object, uint64_t availableBytes, const uint8_t* namespaceDigest,
-                                const uint8_t* hash, ObjectHeader* header) {
-  if (availableBytes < kHeaderBytes) return HeaderFault::kPayloadBytes;
+// Whether the 256 bytes at `object` are the header of the block that was asked for, and this program can use it.
+// `namespaceDigest` (32 bytes) and `hash` (zero padded to 32 bytes); either may be null to accept any.
+inline HeaderFault MatchHeader(const void* object, const uint8_t* namespaceDigest, const uint8_t* hash,
+                               ObjectHeader* header) {
   if (const HeaderFault fault = DecodeHeader(object, header); fault != HeaderFault::kNone) return fault;
   if (namespaceDigest != nullptr && std::memcmp(header->namespaceDigest.data(), namespaceDigest, 32) != 0) {
     return HeaderFault::kNamespace;
   }
   if (hash != nullptr && std::memcmp(header->hash.data(), hash, 32) != 0) return HeaderFault::kHash;
+  return header->codec > kLastCodec || header->flags != 0 ? HeaderFault::kUnknown : HeaderFault::kNone;
+}
+
+// Verify a whole object of which `availableBytes` were read to `object` (header first), as MatchHeader has it. Reads the
+// payload once.
+inline HeaderFault VerifyObject(const void* object, uint64_t availableBytes, const uint8_t* namespaceDigest,
+                                const uint8_t* hash, ObjectHeader* header) {
+  if (availableBytes < kHeaderBytes) return HeaderFault::kPayloadBytes;
+  if (const HeaderFault fault = MatchHeader(object, namespaceDigest, hash, header); fault != HeaderFault::kNone) {
+    return fault;
+  }
   if (header->payloadBytes > availableBytes - kHeaderBytes) return HeaderFault::kPayloadBytes;
   const auto* payload = static_cast<const uint8_t*>(object) + kHeaderBytes;
   if (XXH3_64bits(payload, header->payloadBytes) != header->payloadChecksum) return HeaderFault::kPayloadChecksum;

@@ -465,12 +465,11 @@ void PeerConnection::EndBody() {
   const auto found = pending_.find(bodyTag_);
   ObjectHeader header;
   const uint8_t* identity = found->second.identity.data();
-  const bool sound = DecodeHeader(bodyAt_, &header) == HeaderFault::kNone &&
-                     std::memcmp(header.namespaceDigest.data(), identity, 32) == 0 &&
-                     std::memcmp(header.hash.data(), identity + 32, 32) == 0 &&
-                     header.payloadBytes == bodyBytes_ - kHeaderBytes &&
+  const HeaderFault fault = MatchHeader(bodyAt_, identity, identity + 32, &header);
+  const bool sound = fault == HeaderFault::kNone && header.payloadBytes == bodyBytes_ - kHeaderBytes &&
                      header.payloadChecksum == XXH3_64bits_digest(&checksum_);
-  const auto result = sound ? PeerResult::kReady : PeerResult::kCorrupt;
+  // A newer peer's, which is of use to others: no word of damage goes back.
+  const auto result = sound ? PeerResult::kReady : IsForeign(fault) ? PeerResult::kMissing : PeerResult::kCorrupt;
   events_.push_back({PeerEventKind::kFetched, static_cast<double>(bodyTag_), static_cast<double>(result), 0, {}});
   pending_.erase(found);
   bodyBytes_ = bodyDone_ = 0;

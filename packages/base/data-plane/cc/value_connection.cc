@@ -303,20 +303,20 @@ void ValueConnection::EndValues() {
   while (!values_.empty() && values_.front().open == 0 && values_.front().allSent()) {
     MovedValue& value = values_.front();
     const bool isWhole = value.result == MoveResult::kOk && value.isGet();
-    queue_->End(value, isWhole && !IsSound(value) ? MoveResult::kFault : value.result);
+    queue_->End(value, isWhole ? Verified(value) : value.result);
     values_.pop_front();
     if (sending_ > 0) --sending_;
   }
 }
 
-bool ValueConnection::IsSound(const MovedValue& value) {
+MoveResult ValueConnection::Verified(const MovedValue& value) {
   ObjectHeader header;
   const uint8_t* identity = value.move().identity.data();
-  return DecodeHeader(arena_.base() + value.move().slot, &header) == HeaderFault::kNone &&
-         std::memcmp(header.namespaceDigest.data(), identity, 32) == 0 &&
-         std::memcmp(header.hash.data(), identity + 32, 32) == 0 &&
-         header.payloadBytes == value.move().bytes - kHeaderBytes &&
-         XXH3_64bits_digest(&checksum_) == header.payloadChecksum;
+  const HeaderFault fault = MatchHeader(arena_.base() + value.move().slot, identity, identity + 32, &header);
+  if (IsForeign(fault)) return MoveResult::kForeign;
+  const bool isSound = fault == HeaderFault::kNone && header.payloadBytes == value.move().bytes - kHeaderBytes &&
+                       XXH3_64bits_digest(&checksum_) == header.payloadChecksum;
+  return isSound ? MoveResult::kOk : MoveResult::kFault;
 }
 
 void ValueConnection::Close(const std::string& why) {

@@ -73,7 +73,7 @@ class ValueConnection {
   void Filled(uint64_t bytes);
   void EndPiece(MoveResult result, std::string text = {});
   void EndValues();
-  bool IsSound(const MovedValue& value);
+  MoveResult Verified(const MovedValue& value);
 
   Arena& arena_;
   const uint64_t number_;

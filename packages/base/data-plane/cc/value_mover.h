@@ -37,6 +37,7 @@ enum class MoveResult : int {
   kFault = 3,   // arrived, and is not the object that it should be
   kError = 4,   // the server says no
   kLost = 5,    // no answer: its connection has ended, or its time was over
+  kForeign = 6, // arrived, and is sound, but of a newer program: IsForeign of object_header.h
 };
 
 struct ValueEvent {

@@ -13,6 +13,11 @@ export type IoHandle = { readonly __io: never };
 /** The first bytes of a file, as memory. Opaque. */
 export type MappingHandle = { readonly __mapping: never };
 export type PulseHandle = { readonly __pulse: never };
+/** Which file it is, of all that are there. */
+export interface FileIdentity {
+  readonly device: bigint;
+  readonly inode: bigint;
+}
 /** A thread for calls to one file system. Opaque. */
 export type FilesHandle = { readonly __files: never };
 /** Connections to Redis servers for values, and their thread. Opaque. */
@@ -189,11 +194,11 @@ export interface NativeBinding {
   arenaJoinPlanes(arena: ArenaHandle, offset: number, planes: readonly Uint8Array[]): Promise<void>;
 
   // -- files (binding_io.cc) ------------------------------------------------------------------------------------
-  /** flock(LOCK_EX | LOCK_NB) on `path`, created 0600; the lock lives until `unlock` or the process ends. Throws LOCKED. */
+  /**
+   * flock(LOCK_EX | LOCK_NB) on `path`, created 0600; the lock lives until `unlock` or the process ends. Throws LOCKED, or IO with `errno`.
+   */
   lockFile(path: string): number;
   unlock(lock: number): void;
-  /** Which file lies at `path`; null: none does. Throws IO. */
-  fileIdentity(path: string): { readonly device: bigint; readonly inode: bigint } | null;
   /** The first bytes of an open file as memory. They have to be there: the file must not become shorter. Throws IO. */
   mapShared(fd: number, bytes: number): MappingHandle;
   /** One byte of it, which other processes see at once. Throws SETUP: it is not mapped. */
@@ -232,8 +237,12 @@ export interface NativeBinding {
   filesOpen(): FilesHandle;
   /** No more calls; the thread ends after those that were made. Returns at once. */
   filesClose(files: FilesHandle): void;
-  /** Make a folder, and those above it (0700), where they are not there. */
-  fileFolder(files: FilesHandle, path: string): Promise<void>;
+  /** Make a folder, and `withParents` those above it (0700), where they are not there. */
+  fileFolder(files: FilesHandle, path: string, withParents: boolean): Promise<void>;
+  /** Which file lies at `path`; null: none does. */
+  fileIdentity(files: FilesHandle, path: string): Promise<FileIdentity | null>;
+  /** `lockFile` on that thread, of a file that is still there; rejects with LOCKED, without `errno`, where another one has it. */
+  fileLock(files: FilesHandle, path: string): Promise<FileIdentity & { readonly lock: number }>;
   /** Names in a folder. */
   fileNames(files: FilesHandle, path: string): Promise<string[]>;
   /** Size of a file; 0 of what is no file, -1 when there is none. */
@@ -267,7 +276,8 @@ export interface NativeBinding {
    * An asynchronous O_DIRECT reader and writer between files and one arena. `backend` "auto" takes io_uring (registered
    * arena memory, registered files) where the kernel allows it, else "threads".
    * `onComplete` is called on the JavaScript thread with parallel arrays, many completions at a time:
-   * tags as given, and results: bytes moved, or a negative errno, or -EBADMSG (-74) when `verify` failed.
+   * tags as given, and results: bytes moved, or a negative errno, or -EBADMSG (-74) when `verify` failed, or
+   * -EPROTONOSUPPORT (-93) for a sound object of a newer program.
    */
   ioOpen(
     arena: ArenaHandle,
@@ -344,7 +354,7 @@ export interface NativeBinding {
    * Values between arena slots and Redis servers, on a thread of its own. `onEvent`: 0 ready: connection · 1 down: connection;
    * text: why · 2 moved: tag, results, a digit for each value (0 all of it, and for a get verified; 1 a key is not there; 2 not as
    * long as it should be; 3 not the object that it should be; 4 refused: text has the server's error lines, one for each of these;
-   * 5 lost: no answer).
+   * 5 lost: no answer; 6 arrived and is sound, but a newer program's).
    */
   valuesOpen(
     arena: ArenaHandle,

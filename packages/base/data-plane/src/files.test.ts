@@ -21,8 +21,8 @@ afterEach(() => {
 
 it('does to files what it says', async () => {
   const path = join(dir, 'one', 'two', 'file');
-  await native.fileFolder(files, join(dir, 'one', 'two'));
-  await native.fileFolder(files, join(dir, 'one', 'two'));
+  await native.fileFolder(files, join(dir, 'one', 'two'), true);
+  await native.fileFolder(files, join(dir, 'one', 'two'), true);
   expect(statSync(join(dir, 'one')).mode & 0o777).toBe(0o700);
   expect(await native.fileBytes(files, path)).toBe(-1);
   await native.fileMake(files, path, Buffer.from('0123456789'));
@@ -48,6 +48,51 @@ it('does to files what it says', async () => {
   expect(readdirSync(join(dir, 'one', 'two'))).toEqual([]);
 });
 
+it('makes the last folder alone, where it is not to make those above it', async () => {
+  const above = join(dir, 'above');
+  await expect(native.fileFolder(files, join(above, 'one'), false)).rejects.toMatchObject({
+    message: `IO: ${join(above, 'one')}: cannot be made (No such file or directory)`,
+    errno: 2,
+  });
+  expect(readdirSync(dir)).toEqual([]);
+  await native.fileFolder(files, above, false);
+  await native.fileFolder(files, above, false);
+  expect(readdirSync(dir)).toEqual(['above']);
+});
+
+it('tells which file it is, and locks it on its thread', async () => {
+  const path = join(dir, 'lock');
+  expect(await native.fileIdentity(files, path)).toBeNull();
+  const { lock, ...identity } = await native.fileLock(files, path);
+  const { dev, ino } = statSync(path, { bigint: true });
+  expect(identity).toEqual({ device: dev, inode: ino });
+  expect(await native.fileIdentity(files, path)).toEqual(identity);
+  const locked = { message: `LOCKED: ${path}: held by process ${process.pid}; stop it or choose another folder` };
+  for (const error of [
+    await native.fileLock(files, path).catch((thrown: unknown) => thrown),
+    thrownBy(() => native.lockFile(path)),
+  ]) {
+    expect(error).toMatchObject(locked);
+    expect(error).not.toHaveProperty('errno');
+  }
+  native.unlock(lock);
+  native.unlock((await native.fileLock(files, path)).lock);
+  const nowhere = join(dir, 'none', 'lock');
+  const missing = { message: `IO: ${nowhere}: cannot be opened (No such file or directory)`, errno: 2 };
+  await expect(native.fileLock(files, nowhere)).rejects.toMatchObject(missing);
+  expect(thrownBy(() => native.lockFile(nowhere))).toMatchObject(missing);
+  await expect(native.fileIdentity(files, join(path, 'below'))).rejects.toMatchObject({ errno: 20 });
+});
+
+function thrownBy(work: () => unknown): unknown {
+  try {
+    work();
+  } catch (error) {
+    return error;
+  }
+  throw new Error('nothing was thrown');
+}
+
 it('says why not, with the number of the error', async () => {
   const none = join(dir, 'none');
   for (const failing of [
@@ -60,7 +105,7 @@ it('says why not, with the number of the error', async () => {
     await expect(failing).rejects.toMatchObject({ message: expect.stringMatching(/^IO: .*No such file/), errno: 2 });
   }
   writeFileSync(none, '');
-  await expect(native.fileFolder(files, join(none, 'x'))).rejects.toMatchObject({ errno: 20 });
+  await expect(native.fileFolder(files, join(none, 'x'), true)).rejects.toMatchObject({ errno: 20 });
   expect(() => native.fileWrite(files, none, Float64Array.of(0, 1), Buffer.alloc(3))).toThrow(/pieces of one size/);
   expect(() => native.fileRead(files, none, -1, 1)).toThrow(RangeError);
   native.filesClose(files);

@@ -6,6 +6,7 @@ import type { NativeBinding } from './binding.ts';
 
 export type {
   ArenaHandle,
+  FileIdentity,
   FilesHandle,
   IoHandle,
   KvEventBurst,

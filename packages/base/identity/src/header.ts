@@ -49,9 +49,9 @@ export interface Header {
   readonly tokenCount: number;
   /** Bytes that follow the header, as stored. */
   readonly payloadBytes: number;
-  /** 0 = none. */
+  /** 0 = none. Which others there are, their readers know: here every one is sound. */
   readonly codec: number;
-  /** None defined in version 1. */
+  /** None defined in version 1: an object with one is not used (object_header.h, MatchHeader). */
   readonly flags: number;
   /** The writer's sequence: the disk tier stamps its segment generation; 0 elsewhere. */
   readonly sequence: number;
@@ -65,8 +65,11 @@ export interface Header {
 export type HeaderFields = Omit<Header, 'codec' | 'flags' | 'sequence' | 'expiresS'> &
   Partial<Pick<Header, 'codec' | 'flags' | 'sequence' | 'expiresS'>>;
 
-/** Why bytes are not a header that this program may trust. Checked in this order, in C++ too. */
-export type HeaderFault = 'short' | 'magic' | 'version' | 'checksum' | 'fields';
+/**
+ * Why bytes are not a header that this program may trust. Checked in this order, in C++ too. 'version': sound, and of another program
+ * than this one; what is torn tells nothing of its version.
+ */
+export type HeaderFault = 'short' | 'magic' | 'checksum' | 'version' | 'fields';
 
 /** The 256 bytes of a header. Fields out of range are a defect of the caller. */
 export function encodeHeader(fields: HeaderFields): Buffer {
@@ -102,11 +105,11 @@ export function decodeHeader(bytes: Uint8Array): Header | { readonly error: Head
   if (bytes.length < headerBytes) return { error: 'short' };
   const source = Buffer.from(bytes.buffer, bytes.byteOffset, headerBytes);
   if (source.compare(magic, 0, magic.length, 0, magic.length) !== 0) return { error: 'magic' };
+  const checksum = native.xxh3_64(source.subarray(0, at.headerChecksum));
+  if (checksum !== source.readBigUInt64LE(at.headerChecksum)) return { error: 'checksum' };
   if (source.readUInt16LE(at.version) !== headerVersion || source.readUInt16LE(at.headerBytes) !== headerBytes) {
     return { error: 'version' };
   }
-  const checksum = native.xxh3_64(source.subarray(0, at.headerChecksum));
-  if (checksum !== source.readBigUInt64LE(at.headerChecksum)) return { error: 'checksum' };
   const hashBytes = source.readUInt16LE(at.hashBytes);
   const parentBytes = source.readUInt16LE(at.parentHashBytes);
   const payloadBytes = Number(source.readBigUInt64LE(at.payloadBytes));

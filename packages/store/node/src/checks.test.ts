@@ -1,5 +1,5 @@
 /** What is looked at of a node's disk before a start. The rest, by its program: test/e2e/check.test.ts. */
-import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { cacheNodeSchema, parseConfig } from '@kvtier/config';
@@ -9,8 +9,8 @@ import { cacheNodeChecks } from './checks.ts';
 const dir = mkdtempSync(join(tmpdir(), 'kvtier-node-checks-'));
 afterAll(() => rmSync(dir, { recursive: true }));
 
-async function problems(disk: object): Promise<unknown[]> {
-  const least = { socketPath: join(dir, 'node.sock'), dataDir: join(dir, 'data'), arena: { bytes: 2 ** 20 } };
+async function problems(disk: object, dataDir = join(dir, 'data')): Promise<unknown[]> {
+  const least = { socketPath: join(dir, 'node.sock'), dataDir, arena: { bytes: 2 ** 20 } };
   const found: unknown[] = [];
   for (const look of cacheNodeChecks(parseConfig(cacheNodeSchema, { ...least, disk }, 'test'))) {
     try {
@@ -41,4 +41,23 @@ it.each<[string, object]>([
 
 it('and one with it is not', async () => {
   expect(await problems({ bytes: 64 * MiB, dirs: [dir, { dir: join(dir, 'a'), bytes: 32 * MiB }] })).toEqual([]);
+});
+
+it('a disk that is not mounted is found: no folder to make its own in, or one that lies elsewhere than before', async () => {
+  const folder = join(dir, 'a', 'kvtier');
+  const least = { bytes: 64 * MiB, segmentBytes: 8 * MiB };
+  const message = `disk.dirs.1: ${folder} cannot be made: there is no folder ${join(dir, 'a')}; mount its disk, or make that folder`;
+  expect(await problems({ ...least, dirs: [dir, folder] })).toEqual([
+    expect.objectContaining({ code: 'SETUP', message }),
+  ]);
+  const data = mkdtempSync(join(tmpdir(), 'kvtier-node-checks-data-'));
+  const file = join(data, 'disk-mounts.json');
+  writeFileSync(file, JSON.stringify({ [dir]: { mount: dir, lock: '1' } }));
+  expect(await problems({ ...least, dirs: [dir] }, data)).toEqual([
+    expect.objectContaining({
+      code: 'IO',
+      message: `${dir}: is not mounted: before, it lay on what was mounted at ${dir}; mount that, or, to use the folder where it lies now, end the node and remove ${file}`,
+    }),
+  ]);
+  rmSync(data, { recursive: true });
 });

@@ -16,7 +16,8 @@ import { KvError } from '@kvtier/errors';
 import { failpointFromEnv } from '@kvtier/placement';
 import { checkSocketPath } from '@kvtier/session';
 import type { Check } from '@kvtier/telemetry';
-import { placesOf, planCapacity } from '@kvtier/tiers';
+import { FolderMounts, placesOf, planCapacity } from '@kvtier/tiers';
+import { mountsFileOf } from './lower.ts';
 
 const onProblem = (): void => {}; // nobody waits for a second look at the files
 
@@ -31,7 +32,7 @@ export function cacheNodeChecks(config: CacheNodeConfig): readonly Check[] {
     () => checkFolder('socketPath', path.dirname(config.socketPath)),
     () => checkArena(arena, dataDir),
     () => disk && checkCapacities(disk, dataDir),
-    ...dirs.map((dir, at) => () => checkFolder(`disk.dirs.${at}`, dir)),
+    ...dirs.map((dir, at) => () => checkDiskFolder(`disk.dirs.${at}`, dir, dataDir)),
     () => peers && readPeerCredentials(peers.security, onProblem),
     () => kvEvents && readKvEventsCurve(kvEvents, onProblem),
     async () => operations?.tls && checkTls(operations.tls),
@@ -65,6 +66,21 @@ function checkFolder(key: string, folder: string): void {
   } catch (error) {
     throw new KvError('SETUP', `${key}: ${folder} cannot be made or written (${(error as Error).message}); ${remedy}`);
   }
+}
+
+/** One that lies where it lay before, and is there or can be made in the one above it: else its disk is not mounted. */
+async function checkDiskFolder(key: string, folder: string, dataDir: string): Promise<void> {
+  const above = path.dirname(path.resolve(folder));
+  if (!existsSync(folder) && !existsSync(above)) {
+    const remedy = 'mount its disk, or make that folder';
+    throw new KvError('SETUP', `${key}: ${folder} cannot be made: there is no folder ${above}; ${remedy}`);
+  }
+  const mounts = await FolderMounts.read(mountsFileOf(dataDir), [folder]);
+  await mounts.check(folder, async (at) => {
+    const found = statSync(at, { bigint: true, throwIfNoEntry: false });
+    return found === undefined ? null : { device: found.dev, inode: found.ino };
+  });
+  checkFolder(key, folder);
 }
 
 /** It, or the nearest folder above it that is there. */

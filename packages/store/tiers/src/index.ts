@@ -4,7 +4,8 @@
  *
  * What they share is in `kit`: where rows of large tables are found (`kit/row-slots.ts`), what is told in one turn (`kit/turn-share.ts`),
  * what is passed over (`kit/passing-over.ts`). What goes next of an arena, and of which sizes: `arena/size-class.ts`,
- * `arena/size-classes.ts`. Of the disk, one life of a device and whose folder it is: `disk/device-life.ts`, `disk/folder-lock.ts`.
+ * `arena/size-classes.ts`. Of the disk, one life of a device, whose folder it is and where that lies: `disk/device-life.ts`,
+ * `disk/folder-lock.ts`, `disk/folder-mounts.ts`.
  */
 
 export type { ArenaBlock, BlockFields } from './arena/arena-block.ts';
@@ -13,6 +14,7 @@ export { ArenaTier, type ArenaTierOptions } from './arena/arena-tier.ts';
 export { SlotAllocator } from './arena/slot-allocator.ts';
 export { type CodecName, CodecTier, type CodecTierOptions, codecNames } from './codec/codec-tier.ts';
 export { DiskTier } from './disk/disk-tier.ts';
+export { FolderMounts } from './disk/folder-mounts.ts';
 export type { DiskStep } from './disk/options.ts';
 export { type ArenaSlots, type DiskTierOptions, placesOf, planCapacity } from './disk/options.ts';
 export { Followers, followInPages, followInSlices } from './kit/followers.ts';

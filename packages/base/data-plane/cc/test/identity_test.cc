@@ -169,6 +169,36 @@ TEST(ObjectHeader, AnyOneByteChangedIsNoticed) {
   }
 }
 
+TEST(ObjectHeader, WhatANewerProgramWroteIsForeignAndNotDamaged) {
+  ObjectHeader header{};
+  header.hashBytes = 32;
+  header.payloadChecksum = XXH3_64bits(nullptr, 0);
+  const uint8_t zeros[32] = {}, ones[32] = {1};
+  const auto fault = [&](auto change, const uint8_t* name, bool sealed = true) {
+    Bytes object(kHeaderBytes);
+    EncodeHeader(header, object.data());
+    ObjectHeader changed;
+    std::memcpy(&changed, object.data(), sizeof(changed));
+    change(changed);
+    if (sealed) changed.headerChecksum = HeaderChecksum(changed);
+    std::memcpy(object.data(), &changed, sizeof(changed));
+    ObjectHeader read;
+    return VerifyObject(object.data(), object.size(), name, zeros, &read);
+  };
+  const auto version = [](ObjectHeader& of) { of.version = 2; };
+  const auto codec = [](ObjectHeader& of) { of.codec = kLastCodec + 1; };
+  const auto flag = [](ObjectHeader& of) { of.flags = 1; };
+  EXPECT_EQ(fault([](ObjectHeader& of) { of.codec = kLastCodec; }, zeros), HeaderFault::kNone);
+  EXPECT_EQ(fault(version, zeros), HeaderFault::kVersion);
+  EXPECT_EQ(fault(version, zeros, false), HeaderFault::kHeaderChecksum);
+  EXPECT_EQ(fault(codec, zeros), HeaderFault::kUnknown);
+  EXPECT_EQ(fault(flag, zeros), HeaderFault::kUnknown);
+  EXPECT_EQ(fault(flag, ones), HeaderFault::kNamespace);
+  for (int value = 0; value <= 9; ++value) {
+    EXPECT_EQ(IsForeign(static_cast<HeaderFault>(value)), value == 2 || value == 9) << value;
+  }
+}
+
 // One stored block whose tokens are of these heads, each as long as it says.
 std::vector<uint8_t> StoredTokens(const std::vector<uint8_t>& heads) {
   std::vector<uint8_t> bytes = {0x92, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x91, 0x95, 0xab};

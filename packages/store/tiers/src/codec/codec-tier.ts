@@ -218,6 +218,10 @@ export class CodecTier implements Tier {
         if (sizes === 'known') inner.remove(namespace, [block.hash], 'misfit');
         return 'missing';
       }
+      if (rawBytes === 'foreign') {
+        inner.remove(namespace, [block.hash], 'foreign');
+        return 'missing';
+      }
       if (rawBytes === 'busy') return 'failed';
       choice.decoded(rawBytes, nowUs() - startUs);
       this.#learn(namespace, slotBytesFor(rawBytes));

@@ -66,15 +66,16 @@ export async function encodeObject(
 
 /**
  * Decode the verified object in `slot` (of `slotBytes`) in place. Returns the bytes of its payload, then; 'too large': not for
- * this slot; 'busy': too many wait, and `slot` is as it was; undefined when it is not what its table says.
+ * this slot; 'busy': too many wait, 'foreign': of a codec that this program does not know, and `slot` is as it was; undefined when it is
+ * not what its table says.
  */
 export async function decodeObject(
   { arena, memory }: CodecPlace,
   header: Header,
   slot: number,
   slotBytes: number,
-): Promise<number | 'too large' | 'busy' | undefined> {
-  if (header.codec !== encodedCodec) return undefined;
+): Promise<number | 'too large' | 'busy' | 'foreign' | undefined> {
+  if (header.codec !== encodedCodec) return 'foreign';
   const payload = memory.view(slot + headerBytes, header.payloadBytes);
   const table = decodeTable(payload.subarray(0, maxTableBytes), header.payloadBytes);
   if (table === undefined) return undefined;

@@ -14,6 +14,7 @@ import type { HashKey, Namespace } from '@kvtier/identity';
 import { Watch } from '@kvtier/runtime';
 import type { ReadStatus } from '../kit/tier.ts';
 import type { Appender } from './appender.ts';
+import { isBroken, NotMountedError, noFolderFor } from './broken.ts';
 import { writeCheckpoint } from './checkpoint.ts';
 import { placeOf } from './device-contents.ts';
 import { DeviceFiles } from './device-files.ts';
@@ -23,6 +24,7 @@ import { DiskIo, type ObjectRow } from './disk-io.ts';
 import type { EntryNumber } from './entry-table.ts';
 import { DeviceRoom, isNoSpace } from './file-room.ts';
 import { FolderLock } from './folder-lock.ts';
+import type { AskIdentity, FolderMounts } from './folder-mounts.ts';
 import { pageBytes } from './format.ts';
 import {
   type DiskPlace,
@@ -31,10 +33,11 @@ import {
   defaultIo,
   defaultRetry,
   defaultTimeoutMs,
+  placesOf,
   planCapacity,
 } from './options.ts';
 import { Patience } from './patience.ts';
-import { isUnreadable, unfinishedSuffix } from './recovery.ts';
+import { ForeignSegments, unfinishedSuffix } from './recovery.ts';
 import { reinsertHot } from './reinsertion.ts';
 import { RemovedMeanwhile } from './removed-meanwhile.ts';
 import { Retries } from './retries.ts';
@@ -43,9 +46,11 @@ import type { SegmentPool } from './segment-pool.ts';
 
 /** Places that could not be read, remembered so that they are not listed again. */
 const maxBadPlaces = 4096;
+const enoent = 2;
 
 export interface DeviceOwner {
   readonly index: DiskIndex;
+  readonly mounts: FolderMounts;
   /** Told of it before it lists anything. */
   onMade(device: DiskDevice): void;
   /** What a verified read ended with; a damaged block is forgotten there. */
@@ -88,8 +93,8 @@ export class DiskDevice {
   #closed = false;
 
   /**
-   * Lock the folder, recover what it holds. KvError CONFIG, LOCKED or IO when it cannot be used. One that answers EIO, or does not answer,
-   * begins out of service: a broken device is no reason for a node not to start.
+   * Lock the folder, recover what it holds. KvError CONFIG, LOCKED or IO when it cannot be used. One that is broken, does not answer, or
+   * holds another version's segments begins out of service, as one of several that is not mounted: no reason for a node not to start.
    */
   static async open(
     number: number,
@@ -100,13 +105,13 @@ export class DiskDevice {
     const device = new DiskDevice(number, place, options, owner);
     owner.onMade(device);
     try {
-      await device.files.run((files) => native.fileFolder(files, place.dir));
-      device.#lock.take();
+      await device.#take();
       device.#begin(await device.#listed(true));
       return device;
     } catch (error) {
       device.#isListing = false;
-      if (isUnreadable(error) || device.files.hangs) {
+      const isMissing = error instanceof NotMountedError && placesOf(options).length > 1;
+      if (isBroken(error) || isMissing || error instanceof ForeignSegments || device.files.hangs) {
         device.#pool?.stop(true);
         device.#reason = '';
         device.fail(error);
@@ -121,7 +126,6 @@ export class DiskDevice {
     const { retry = defaultRetry, timeoutMs = defaultTimeoutMs } = options;
     this.number = number;
     this.dir = place.dir;
-    this.#lock = new FolderLock(place.dir);
     this.capacityBytes = place.capacityBytes;
     this.#options = options;
     this.#owner = owner;
@@ -135,6 +139,7 @@ export class DiskDevice {
     const nowMs = (): number => this.#watch.nowMs();
     this.io = new DiskIo(options.arena, options.slots, { ...defaultIo, ...options.io }, nowMs);
     this.files = new DeviceFiles(place.dir, timeoutMs, nowMs);
+    this.#lock = new FolderLock(place.dir, this.files);
     this.#room = new DeviceRoom(place.dir, options.log, retry, nowMs, 'more files');
     this.#writeRoom = new DeviceRoom(place.dir, options.log, retry, nowMs, 'writes');
   }
@@ -241,7 +246,7 @@ export class DiskDevice {
     await patience.wait(this.#checkpointing);
     await patience.wait(this.#pool?.settle());
     for (const segment of this.segments) await patience.wait(segment.idle());
-    if (this.#reason === '' && !patience.isOver && this.#isKept()) {
+    if (this.#reason === '' && !patience.isOver && (await this.#isKept(patience))) {
       await patience.wait(this.#warned(this.#pool!.removeUnmarked()));
       for (const segment of this.segments) await patience.wait(this.#warned(this.#pool!.footOpen(segment)));
       await patience.wait(this.#warned(this.#checkpoint()));
@@ -253,22 +258,38 @@ export class DiskDevice {
     this.#lock.release();
   }
 
-  /** Else what it held is gone with its folder, and what lies there now is another node's. */
-  #isKept(): boolean {
-    if (this.#lock.isOurs()) return true;
+  /** Else what it held is gone with its folder, and what lies there now is another node's; or it does not say in time. */
+  async #isKept(patience: Patience): Promise<boolean> {
+    let isOurs: boolean | undefined;
+    const asking = this.#lock.isOurs().then((answer) => {
+      isOurs = answer;
+    });
+    await patience.wait(this.#warned(asking));
+    if (isOurs === false) this.#tellRemoved();
+    return isOurs === true;
+  }
+
+  #tellRemoved(): void {
     this.#options.log.info({ dir: this.dir }, 'the folder was removed: nothing of it is left for another start');
-    return false;
   }
 
   async #warned(work: Promise<void>): Promise<void> {
-    await work.catch((error: unknown) => {
-      if (this.#closed && !this.#isKept()) return;
+    await work.catch(async (error: unknown) => {
+      if (this.#closed && (await this.#isForeign())) return this.#tellRemoved();
       const { dir } = this;
       this.#options.log.warn(
         { dir, reason: KvError.from(error).message },
         'no checkpoint; recency may be that of before',
       );
     });
+  }
+
+  /** The folder was removed, or is another node's; not where that cannot be asked. */
+  #isForeign(): Promise<boolean> {
+    return this.#lock.isOurs().then(
+      (isOurs) => !isOurs,
+      () => false,
+    );
   }
 
   /** Look for what has taken too long, and for a checkpoint that is due. */
@@ -318,18 +339,42 @@ export class DiskDevice {
     }
   }
 
+  /** The folder, locked. @throws NotMountedError: where it would lie is not its disk */
+  async #take(): Promise<void> {
+    const { dir, files } = this;
+    const ask: AskIdentity = (path) => files.run((handle) => native.fileIdentity(handle, path));
+    if (this.#lock.wasTaken) await this.#takeAgain();
+    else await this.#takeFirst(ask);
+    await this.#owner.mounts.keep(dir, ask, this.#options.log);
+  }
+
+  /** In this life of the node. */
+  async #takeFirst(ask: AskIdentity): Promise<void> {
+    const { dir } = this;
+    await this.#owner.mounts.check(dir, ask);
+    try {
+      await this.files.run((files) => native.fileFolder(files, dir, false));
+    } catch (error) {
+      throw (error as { errno?: number }).errno === enoent ? noFolderFor(dir) : error;
+    }
+    await this.#lock.take();
+  }
+
+  async #takeAgain(): Promise<void> {
+    if (await this.#lock.isGone()) await this.files.run((files) => native.fileFolder(files, this.dir, true));
+    const isAnother = !(await this.#lock.isOurs());
+    await this.#lock.take();
+    if (!isAnother) return;
+    // Another folder's segments are numbered from 1 on, too.
+    this.#badPlaces.clear();
+    this.#removed.clear();
+  }
+
   /** One page written to the device itself, once it has answered and its folder is still ours. */
   async #probe(): Promise<void> {
     const path = join(this.dir, `probe${unfinishedSuffix}`);
     await this.files.run((files) => native.fileRemove(files, path));
-    if (this.#lock.isGone()) await this.files.run((files) => native.fileFolder(files, this.dir));
-    const isAnother = this.#lock.wasTaken && !this.#lock.isOurs();
-    this.#lock.take();
-    if (isAnother) {
-      // Another folder's segments are numbered from 1 on, too.
-      this.#badPlaces.clear();
-      this.#removed.clear();
-    }
+    await this.#take();
     try {
       await this.files.run((files) => native.filePrepare(files, path, pageBytes));
     } catch (error) {

@@ -19,6 +19,8 @@ import type { ArenaSlots, IoSettings } from './options.ts';
 export const identityBytes = 64;
 /** Result of a verified read whose bytes are not the object that was asked for (-EBADMSG). */
 export const badMessage = -74;
+/** Result of a verified read of a sound object that a newer program wrote (-EPROTONOSUPPORT). */
+export const foreignObject = -93;
 /** Result of a row that was given up (-ETIMEDOUT). */
 export const timedOut = -110;
 
@@ -31,7 +33,7 @@ export interface ObjectRow {
   readonly offset: number;
   readonly slot: number;
   readonly bytes: number;
-  /** Bytes moved, or a negative errno, `badMessage` and `timedOut` among them. */
+  /** Bytes moved, or a negative errno, `badMessage`, `foreignObject` and `timedOut` among them. */
   readonly onDone: (result: number) => void;
 }
 

@@ -28,8 +28,9 @@ import type {
 import type { WriteJob } from './appender.ts';
 import { DiskDevice } from './device.ts';
 import { DiskIndex } from './disk-index.ts';
-import { badMessage, identitiesOf, type ObjectRow, timedOut } from './disk-io.ts';
+import { badMessage, foreignObject, identitiesOf, type ObjectRow, timedOut } from './disk-io.ts';
 import { type EntryNumber, noEntry } from './entry-table.ts';
+import { FolderMounts } from './folder-mounts.ts';
 import { pageBytes } from './format.ts';
 import { type DiskTierOptions, placesOf } from './options.ts';
 import type { Segment } from './segment.ts';
@@ -52,15 +53,20 @@ export class DiskTier implements Tier {
   readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
   #outages = 0;
+  #foreignBlocks = 0;
   /** Sizes that no device can hold were told of. */
   #toldTooLarge = false;
   #closed = false;
 
   /** Lock the folders, recover what they hold. KvError CONFIG, LOCKED or IO when one of them cannot be used. */
   static async open(options: DiskTierOptions): Promise<DiskTier> {
+    const places = placesOf(options);
+    const dirs = places.map(({ dir }) => dir);
+    const mounts = await FolderMounts.read(options.mountsFile, dirs);
     const tier = new DiskTier(options);
     const owner = {
       index: tier.#index,
+      mounts,
       onMade: (device: DiskDevice) => {
         tier.#made[device.number] = device;
       },
@@ -69,7 +75,7 @@ export class DiskTier implements Tier {
       onOut: (device: DiskDevice, reason: string) => tier.#deviceOut(device, reason),
       onBack: (device: DiskDevice) => options.onBackInService?.(device.dir),
     };
-    const opening = placesOf(options).map((place, number) => DiskDevice.open(number, place, options, owner));
+    const opening = places.map((place, number) => DiskDevice.open(number, place, options, owner));
     const results = await Promise.allSettled(opening);
     tier.#devices = results.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : []));
     const failure = results.find((result) => result.status === 'rejected');
@@ -186,7 +192,8 @@ export class DiskTier implements Tier {
       this.#forget(entry, reason);
       const segment = this.#index.segmentOf(entry);
       const { table } = this.#index;
-      if (reason === 'evicted' || this.#closed) continue;
+      // A newer program's stays where it is, for who can read it.
+      if (reason === 'evicted' || reason === 'foreign' || this.#closed) continue;
       this.#devices[segment.device]!.erase(segment, table.page(entry), table.pages(entry));
       for (const device of this.#devices) device.eraseCopies(namespace, hash);
     }
@@ -216,6 +223,7 @@ export class DiskTier implements Tier {
         devices_out_of_service: broken.length,
         devices_without_space: this.#devices.filter((device) => device.isFull).length,
         outages: this.#outages,
+        foreign_blocks: this.#foreignBlocks,
         index_bytes: this.#index.table.bytes,
       },
     };
@@ -323,6 +331,11 @@ export class DiskTier implements Tier {
     const { table } = this.#index;
     const segment = this.#index.segmentOf(entry);
     if (result === table.pages(entry) * pageBytes) return 'ready';
+    if (result === foreignObject) {
+      // Not erased: it is what it has to be.
+      if (table.isListed(entry)) this.#forget(entry, 'foreign');
+      return 'missing';
+    }
     if (result === badMessage || result >= 0) {
       if (!table.isListed(entry)) return 'corrupt';
       this.#forget(entry, 'corrupt');
@@ -339,6 +352,7 @@ export class DiskTier implements Tier {
   #forget(entry: EntryNumber, reason: RemoveReason): void {
     this.#index.remove(entry);
     if (reason === 'corrupt') this.#counts.corrupt++;
+    if (reason === 'foreign') this.#foreignBlocks++;
     if (reason === 'evicted') this.#counts.evictions++;
   }
 

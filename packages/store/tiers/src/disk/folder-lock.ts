@@ -1,66 +1,65 @@
 /**
- * Whose folder it is: a lock on the file `lock` in it, for as long as a device uses what lies there.
+ * Whose folder it is: a lock on the file `lock` in it, for as long as a device uses what lies there. All that asks the file system does it
+ * on the device's own thread, within its time limit.
  *
  * Invariant: after `take` the file under that name is the one whose lock is held. Whoever removes the folder takes the name away from the
  * lock, and another node may hold the one that was made in its place.
  */
 import { dirname, join } from 'node:path';
-import { native } from '@kvtier/data-plane';
+import { type FileIdentity, native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
+import type { DeviceFiles } from './device-files.ts';
 
 const onAnother = 'lies on another file system than before; mount what was there, or start the node again';
 
-interface Held {
-  readonly lock: number;
-  readonly device: bigint;
-  readonly inode: bigint;
-}
+const tooLate = (path: string): KvError => new KvError('IO', `${path}: was locked when nobody waited for it any more`);
+
+type Held = Awaited<ReturnType<typeof native.fileLock>>;
 
 export class FolderLock {
   readonly #dir: string;
+  readonly #files: DeviceFiles;
   #held: Held | undefined;
+  #isReleased = false;
 
-  constructor(dir: string) {
+  constructor(dir: string, files: DeviceFiles) {
     this.#dir = dir;
+    this.#files = files;
   }
 
   /**
-   * The folder that was taken is there no more, and one that is made lies on the same file system. Asks it in this thread, too.
+   * The folder that was taken is there no more, and one that is made lies on the same file system.
    * @throws KvError IO: it would lie on another one, as below a mount that has gone
    */
-  isGone(): boolean {
+  async isGone(): Promise<boolean> {
     const held = this.#held;
-    if (held === undefined || native.fileIdentity(this.#dir) !== null) return false;
+    if (held === undefined || (await this.#identity(this.#dir)) !== null) return false;
     let above = dirname(this.#dir);
-    while (native.fileIdentity(above) === null) above = dirname(above);
-    if (native.fileIdentity(above)?.device !== held.device) {
-      throw new KvError('IO', `${this.#dir}: is gone, and its place ${onAnother}`);
-    }
+    let found = await this.#identity(above);
+    for (; found === null; found = await this.#identity(above)) above = dirname(above);
+    if (found.device !== held.device) throw new KvError('IO', `${this.#dir}: is gone, and its place ${onAnother}`);
     return true;
   }
 
   /**
-   * Again, after an outage, of the folder that is there now. Of a device that answers: it asks the file system in this thread.
-   * @throws KvError LOCKED: another one has it; IO: the folder lies on another file system than before
+   * Again, after an outage, of the folder that is there now.
+   * @throws KvError LOCKED: another one has it; IO: the folder lies on another file system than before; with `errno`: it cannot be asked
    */
-  take(): void {
+  async take(): Promise<void> {
     const path = join(this.#dir, 'lock');
     const held = this.#held;
     if (held !== undefined) {
-      const now = native.fileIdentity(path);
-      if (now?.inode === held.inode && now.device === held.device) return;
-      if (native.fileIdentity(this.#dir)?.device !== held.device) {
+      if (await this.isOurs()) return;
+      if ((await this.#identity(this.#dir))?.device !== held.device) {
         throw new KvError('IO', `${this.#dir}: ${onAnother}`);
       }
     }
-    const lock = locked(path);
-    const now = native.fileIdentity(path);
-    if (now === null) {
-      native.unlock(lock);
-      throw new KvError('IO', `${path}: was removed while it was locked; the folder is not ours alone`);
-    }
-    this.release();
-    this.#held = { lock, ...now };
+    const taken = await this.#taken(path);
+    this.#unlock();
+    this.#held = taken;
+    if (!this.#isReleased) return;
+    this.#unlock();
+    throw tooLate(path);
   }
 
   /** Else the device did not answer yet. */
@@ -68,23 +67,41 @@ export class FolderLock {
     return this.#held !== undefined;
   }
 
-  /** The folder is there, and nobody else's by now. Asks the file system in this thread, too. */
-  isOurs(): boolean {
+  /** The folder is there, and nobody else's by now. */
+  async isOurs(): Promise<boolean> {
     const held = this.#held;
-    const now = held && native.fileIdentity(join(this.#dir, 'lock'));
+    const now = held && (await this.#identity(join(this.#dir, 'lock')));
     return now != null && now.inode === held!.inode && now.device === held!.device;
   }
 
+  /** For good: a try that is under way takes nothing any more. */
   release(): void {
+    this.#isReleased = true;
+    this.#unlock();
+  }
+
+  #unlock(): void {
     if (this.#held !== undefined) native.unlock(this.#held.lock);
     this.#held = undefined;
   }
-}
 
-function locked(path: string): number {
-  try {
-    return native.lockFile(path);
-  } catch (error) {
-    throw KvError.from(error, 'IO');
+  #identity(path: string): Promise<FileIdentity | null> {
+    return this.#files.run((files) => native.fileIdentity(files, path));
+  }
+
+  /** A call that was given up may have the lock in the end: then nobody waits for it, and it would be in the way of the next try. */
+  async #taken(path: string): Promise<Held> {
+    let isAwaited = true;
+    try {
+      return await this.#files.run(async (files) => {
+        const taken = await native.fileLock(files, path);
+        if (isAwaited) return taken;
+        native.unlock(taken.lock);
+        throw tooLate(path);
+      });
+    } catch (error) {
+      isAwaited = false;
+      throw (error as { errno?: number }).errno === undefined ? KvError.from(error, 'IO') : error;
+    }
   }
 }

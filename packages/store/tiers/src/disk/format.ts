@@ -100,11 +100,17 @@ export function encodeSegmentHeader(header: SegmentHeader): Buffer {
   return page;
 }
 
-/** undefined when the page is not a segment header that this program wrote. */
-export function decodeSegmentHeader(page: Buffer): SegmentHeader | undefined {
+/** Where magic, version and checksum lie stays in every version: so one that is sound is told from damage. */
+export interface ForeignSegment {
+  readonly version: number;
+}
+
+/** undefined when the page is no segment header, or a damaged one; `version`: sound, and of another version than this program's. */
+export function decodeSegmentHeader(page: Buffer): SegmentHeader | ForeignSegment | undefined {
   if (page.length < pageBytes || page.toString('latin1', 0, 8) !== headerMagic) return undefined;
-  if (page.readUInt32LE(8) !== version) return undefined;
   if (native.xxh3_64(page.subarray(0, pageBytes - 8)) !== page.readBigUInt64LE(pageBytes - 8)) return undefined;
+  const found = page.readUInt32LE(8);
+  if (found !== version) return { version: found };
   return {
     id: page.readUInt32LE(12),
     bytes: Number(page.readBigUInt64LE(16)),

@@ -43,7 +43,7 @@ export interface ArenaSlots {
 
 /** One folder, on a device of its own; it is a failure domain: when it breaks, only what it holds is gone. */
 export interface DiskPlace {
-  /** Made when it is not there. One tier at a time (locked). */
+  /** Made when it is not there, in the one above it. One tier at a time (locked). */
   readonly dir: string;
   readonly capacityBytes: number;
 }
@@ -74,6 +74,8 @@ export interface DiskTierOptions {
   /** A read or write that takes longer has failed, and its device is out of service. */
   readonly timeoutMs?: number;
   readonly retry?: RetrySettings;
+  /** Where it is remembered on which mounts the folders lie; without, it is not. Its own folder is there. */
+  readonly mountsFile?: string | undefined;
   /** How often recency is written down, when it has changed. */
   readonly checkpointMs?: number;
   readonly onOutOfService?: (reason: string) => void;

@@ -12,6 +12,7 @@
 import { Buffer } from 'node:buffer';
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
+import { KvError } from '@kvtier/errors';
 import { decodeHeader, headerBytes, slotBytesFor } from '@kvtier/identity';
 import type { Log } from '@kvtier/runtime';
 import { slicing } from '../kit/slices.ts';
@@ -63,14 +64,25 @@ export interface FoundContents {
   readonly tail: number;
 }
 
-/** All segments, by generation. @throws what reading the first header said, where there are several and none can be read. */
+/** Segments of another version of this program. The device waits, with all that it holds, for one that can read them. */
+export class ForeignSegments extends KvError {
+  constructor(path: string, version: number) {
+    const line = `${path}: a segment of version ${version}, of another version of kvtier; update back, or remove the segments' folder`;
+    super('IO', line, { retry: true, tier: 'disk' });
+  }
+}
+
+/**
+ * All segments, by generation. @throws ForeignSegments where there is one of another version, before anything is removed; what reading
+ * the first header said, where there are several and none can be read.
+ */
 export async function findSegments(dir: string, files: DeviceFiles, log: Log): Promise<FoundSegment[]> {
   const segments: FoundSegment[] = [];
+  const leftovers: string[] = [];
   const damaged: string[] = [];
   const unreadable: unknown[] = [];
   for (const name of await files.run((handle) => native.fileNames(handle, dir))) {
-    const isOurLeftover = /^(segment-\d{8}\.kvs|checkpoint\.kvc|probe)\.new$/.test(name);
-    if (isOurLeftover) await files.run((handle) => native.fileRemove(handle, join(dir, name)));
+    if (/^(segment-\d{8}\.kvs|checkpoint\.kvc|probe)\.new$/.test(name)) leftovers.push(join(dir, name));
     const match = /^segment-(\d{8})\.kvs$/.exec(name);
     if (match === null) continue;
     const path = join(dir, name);
@@ -78,10 +90,12 @@ export async function findSegments(dir: string, files: DeviceFiles, log: Log): P
     const bytes = await files.run((handle) => native.fileBytes(handle, path));
     const page = bytes < pageBytes ? Buffer.alloc(0) : await readAt(files, path, 0, pageBytes).catch(bad(unreadable));
     const header = decodeSegmentHeader(page);
+    if (header !== undefined && 'version' in header) throw new ForeignSegments(path, header.version);
     const isWhole = header?.id === id && header.bytes === bytes;
     if (isWhole) segments.push({ id, bytes, generation: header.generation });
     else damaged.push(path);
   }
+  for (const path of leftovers) await files.run((handle) => native.fileRemove(handle, path));
   // Nothing is removed for a device that reads nothing: it may be well again, with all that it holds.
   if (segments.length === 0 && unreadable.length > 1) throw unreadable[0];
   for (const path of damaged) {
@@ -107,7 +121,7 @@ export async function readCheckpoint(
   return checkpoint;
 }
 
-/** Calls `list` for every block of a segment, by place. One with a page that cannot be read counts as sealed: nothing goes there. */
+/** Calls `list` for every block of a segment, by place. One with a page that cannot be read, or a newer program's object, counts as sealed: nothing goes there. */
 export async function recoverContents(
   dir: string,
   files: DeviceFiles,
@@ -120,8 +134,8 @@ export async function recoverContents(
   const isOurs = footer?.id === id && footer.generation === generation;
   if (isOurs) await listRecords(footer, bytes / pageBytes, list);
   if (isOurs && footer.sealed) return { sealed: true, hasFooter: true, tail: footer.tail };
-  const tail = await scan(read, isOurs ? footer.tail : pageBytes, bytes, generation, list, unreadable);
-  return { sealed: unreadable.length > 0, hasFooter: isOurs, tail };
+  const { tail, isForeign } = await scan(read, isOurs ? footer.tail : pageBytes, bytes, generation, list, unreadable);
+  return { sealed: unreadable.length > 0 || isForeign, hasFooter: isOurs, tail };
 }
 
 /** Engines are served meanwhile: no more than a slice of blocks in one turn. */
@@ -175,7 +189,7 @@ async function readFooter(read: Reading, bytes: number, unreadable: unknown[]): 
 
 /**
  * Walk the objects of a segment without a footer of all of them, up to the first header that is not of this generation, or
- * cannot be read; returns where that is.
+ * cannot be read: `tail`. `isForeign`: what lies there is a newer program's, and more of it may follow.
  */
 async function scan(
   read: Reading,
@@ -184,7 +198,7 @@ async function scan(
   generation: number,
   list: (block: FoundBlock) => void,
   unreadable: unknown[],
-): Promise<number> {
+): Promise<{ readonly tail: number; readonly isForeign: boolean }> {
   const name = Buffer.from(new ArrayBuffer(32));
   const block = blockIn(new Uint32Array(name.buffer));
   let window: Buffer = Buffer.alloc(0);
@@ -195,12 +209,13 @@ async function scan(
       // The walk goes on over what is bad in a payload: that costs its block alone, when it is read.
       if (window.length === 0 && at < bytes) window = await read(at, pageBytes).catch(bad(unreadable));
       windowAt = at;
-      if (window.length < headerBytes) return at;
+      if (window.length < headerBytes) return { tail: at, isForeign: false };
     }
     const header = decodeHeader(window.subarray(at - windowAt, at - windowAt + headerBytes));
-    if ('error' in header || header.sequence !== generation) return at;
+    if ('error' in header) return { tail: at, isForeign: header.error === 'version' };
+    if (header.sequence !== generation) return { tail: at, isForeign: false };
     const objectBytes = slotBytesFor(header.payloadBytes);
-    if (at + objectBytes > bytes) return at;
+    if (at + objectBytes > bytes) return { tail: at, isForeign: false };
     if (!header.namespace.every((byte) => byte === 0)) {
       name.fill(0).write(header.hash, 'latin1');
       block.hashBytes = header.hash.length;

@@ -5,6 +5,8 @@
  * Contract, tested by `conformance.ts` against every implementation:
  *  - all operations are batched, and report per block; they throw only for defects, never for what the world does;
  *  - a read that does not match namespace, hash, layout and checksum is 'corrupt': counted, removed, never delivered;
+ *  - an object that is sound, and of a version, codec or flags that this program does not know, is 'missing', and no damage: a newer
+ *    program wrote it. It is not listed here any more, counted apart (`foreign_blocks`), and left to who can read it;
  *  - an object that is larger than the slot it was asked into is 'missing' for who asked, and no damage. The slots of this node's
  *    engines say what size its blocks are: it is not listed here any more. What others hold, too, is left to them;
  *  - bytes held never exceed `capacityBytes`, at any instant and after any crash (law 3);
@@ -61,8 +63,11 @@ export type WriteStatus = 'stored' | 'held' | 'refused';
 export type ReadStatus = 'ready' | 'missing' | 'corrupt' | 'failed';
 /** Whose word the sizes of slots are: this node's own, or somebody else's. */
 export type SlotSizes = 'known' | 'guessed';
-/** 'misfit': too large for this node's engines. Elsewhere it may be what it has to be: a tier that others share keeps it for them. */
-export type RemoveReason = 'corrupt' | 'evicted' | 'asked' | 'misfit';
+/**
+ * 'misfit': too large for this node's engines; 'foreign': a newer program wrote it. Elsewhere it may be what it has to be: a tier that
+ * others share keeps it for them.
+ */
+export type RemoveReason = 'corrupt' | 'evicted' | 'asked' | 'misfit' | 'foreign';
 
 export interface TierStats {
   readonly tier: string;

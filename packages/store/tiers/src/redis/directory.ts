@@ -129,7 +129,10 @@ export class Directory {
     this.#node = node;
   }
 
-  /** Take the partition as it is, or make it. KvError CONFIG when its keys are not ours. Returns whether it is empty and new. */
+  /**
+   * Take the partition as it is, or make it. KvError CONFIG when its keys are not ours; with `retry`, when they are another version's.
+   * Returns whether it is empty and new.
+   */
   async open(partitionCount: number, capacityBytes: number): Promise<boolean> {
     this.#leaving.clear();
     this.#refused.length = 0;
@@ -141,7 +144,13 @@ export class Directory {
         await this.#ask(openScript, [partitionCount, capacityBytes, fresh, create]),
       );
       if (status.startsWith('foreign')) {
-        throw new KvError('CONFIG', `redis: ${status.slice(9)}; choose another keyPrefix, or remove that key`);
+        const what = `redis: ${status.slice(9)}`;
+        // Nodes of that version use it, or did before they were brought back: it may be this one's again.
+        if (/ has format kvtier-redis-\S+$/.test(what)) {
+          const line = `${what}, of another version of kvtier; update back, choose another keyPrefix, or remove that key`;
+          throw new KvError('CONFIG', line, { retry: true, tier: 'redis' });
+        }
+        throw new KvError('CONFIG', `${what}; choose another keyPrefix, or remove that key`);
       }
       if (opened === undefined) {
         create = (await this.#sweepOrphans(epoch)) ? '1' : '';

@@ -12,8 +12,8 @@ import type { RedisAddress, RedisLogin } from '@kvtier/redis';
 import { OthersWatch } from './other-users.ts';
 import { loginOf, type MoveResult } from './piece-connection.ts';
 
-/** What became of a value. 'fault': it has arrived, and is not the object that it should be. */
-export type ValueEnd = MoveResult | 'fault';
+/** What became of a value. 'fault': it has arrived, and is not the object that it should be; 'foreign': it is sound, and a newer program's. */
+export type ValueEnd = MoveResult | 'fault' | 'foreign';
 
 /** Values between their slots and their parts; `onDone` is called exactly once, for all of them. */
 export interface ValueJob {
@@ -34,7 +34,7 @@ export interface ValueJob {
 /** The same numbers in packages/base/data-plane/cc/value_mover.h. */
 const event = { ready: 0, down: 1, moved: 2 } as const;
 const refused = 4;
-const ends = ['ok', 'none', 'length', 'fault', 'refused', 'lost'] as const;
+const ends = ['ok', 'none', 'length', 'fault', 'refused', 'lost', 'foreign'] as const;
 /** What one answer of a server carries at first, and over TLS: what it holds up the commands of others for. */
 export const pieceBytes = 128 << 10;
 const sweepMs = 50;

@@ -266,3 +266,17 @@ it('whatever goes, comes, and is removed meanwhile, and when: in the end what is
   });
   await fc.assert(property, { numRuns: 30 });
 });
+
+it('a block is in the same partition at every node, for ever', () => {
+  const hash = (hex: string): HashKey => Buffer.from(hex, 'hex').toString('latin1') as HashKey;
+  const some = ['00000000000000ff', '0123456789abcdef', 'ffffffffffffffff', '000000008000000a'].map((start) =>
+    hash(start.padEnd(64, '7')),
+  );
+  const inEach = (count: number): number[] => some.map((each) => partitionOf(each, count));
+  expect([1, 3, 16, 256].map(inEach)).toEqual([
+    [0, 0, 0, 0],
+    [0, 2, 0, 0],
+    [15, 15, 15, 10],
+    [255, 239, 255, 10],
+  ]);
+});

@@ -45,3 +45,30 @@ it.each(['NOPERM this user has no permissions', 'Connection is closed.'])(
     else await commands.loadScripts(true);
   },
 );
+
+it('the keys of partitions are the same at every node, for ever', () => {
+  commands = new RedisCommands({ ...settings, partitions: 16 }, () => {});
+  const tags = commands.partitions().map(({ base, slot }) => `${/^kvtier:\{(.*)\}:$/.exec(base)?.[1]} ${slot}`);
+  expect(tags).toEqual([
+    'p0.41 907',
+    'p1.42 1372',
+    'p2.3 2665',
+    'p3 3689',
+    'p4.22 5055',
+    'p5.21 5480',
+    'p6.11 7143',
+    'p7.12 7472',
+    'p8.61 8234',
+    'p9.62 9981',
+    'p10.62 11055',
+    'p11.61 11768',
+    'p12.43 12292',
+    'p13.40 14035',
+    'p14.12 14409',
+    'p15.11 16030',
+  ]);
+  commands.close();
+  commands = new RedisCommands({ ...settings, mode: 'single', keyPrefix: 'other:' }, () => {});
+  const keys = ['ledger', 'blocks', 'recency', 'leases', 'expiry', 'events'].map((name) => `other:{p0}:${name}`);
+  expect(commands.partitions()).toEqual([{ index: 0, base: 'other:{p0}:', keys, slot: 15_882 }]);
+});

@@ -66,7 +66,7 @@ export class RedisTier implements Tier {
   readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
   readonly #inFlight = new Set<Promise<unknown>>();
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
-  readonly #detail = { vanished: 0, transfers_lost: 0, full: 0 };
+  readonly #detail = { foreign_blocks: 0, vanished: 0, transfers_lost: 0, full: 0 };
   #pendingBytes = 0;
   #nextValue = 0;
 
@@ -170,9 +170,10 @@ export class RedisTier implements Tier {
       count++;
       if (reason === 'corrupt') this.#counts.corrupt++;
       if (reason === 'evicted') this.#counts.evictions++;
+      if (reason === 'foreign') this.#detail.foreign_blocks++;
       // Others may know it as it is: it is unlisted here alone, or this node would say that it is held, and make its name nowhere. Told of
       // it anew, this node lists it until it is read again.
-      if (reason === 'misfit') continue;
+      if (reason === 'misfit' || reason === 'foreign') continue;
       const directory = this.#directoryOf(hash);
       const list = gone.get(directory);
       if (list === undefined) gone.set(directory, [{ hash, text: entry.text }]);
@@ -363,7 +364,7 @@ export class RedisTier implements Tier {
     if (result === 'none') this.#detail.vanished++; // evicted by another node, expired, or the server forgot it
     // Unless it has a new value by now.
     const isSame = this.#index.get(namespace, hash)?.text === text;
-    if (isSame) this.remove(namespace, [hash], result === 'wrong' ? 'corrupt' : 'asked');
+    if (isSame) this.remove(namespace, [hash], reasons[result]);
     else if (result === 'wrong') this.#counts.corrupt++;
     if (result === 'wrong') {
       const error = new KvError('CORRUPT', `redis: value ${text} did not match its header; it was removed`);
@@ -373,6 +374,9 @@ export class RedisTier implements Tier {
     return 'missing';
   }
 }
+
+/** Of a removal, by what a read came to. */
+const reasons = { wrong: 'corrupt', foreign: 'foreign', none: 'asked' } as const;
 
 /** What is left of a policy's and of an object's own time to live, whichever is shorter; undefined: neither has one. */
 function ttlMsOf(policySeconds: number | undefined, expiresS: number, wallMs: number): number | undefined {

@@ -30,8 +30,12 @@ function script(...pieces: readonly string[]): Script {
 /** What every script that changes something begins with. */
 const writing = [core, needsLedger, mayWrite, changes] as const;
 
-/** Keys of ours, or none: else nothing is read. */
+/** Keys of ours, or none: else nothing is read. Another version's first: it may have keys of other types. */
 const ownKeys = `
+if redis.call('TYPE', KEYS[1]).ok == 'hash' then
+  local format = redis.call('HGET', KEYS[1], 'format')
+  if format and format ~= '${formatName}' then return {'foreign: ' .. KEYS[1] .. ' has format ' .. format} end
+end
 local types = {'hash', 'hash', 'zset', 'zset', 'zset', 'stream'}
 for i, key in ipairs(KEYS) do
   local kind = redis.call('TYPE', key).ok

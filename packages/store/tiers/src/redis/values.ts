@@ -25,8 +25,11 @@ import type { Entry } from './replies.ts';
 import type { RedisTierOptions } from './settings.ts';
 import { Verifier } from './verifier.ts';
 
-/** 'none': a key is not there (expired, evicted, never reserved); 'wrong': not what its entry says; 'refused': by the server. */
-export type ValueResult = 'ok' | 'none' | 'wrong' | 'lost' | 'refused';
+/**
+ * 'none': a key is not there (expired, evicted, never reserved); 'wrong': not what its entry says; 'foreign': sound, and of a newer program;
+ * 'refused': by the server.
+ */
+export type ValueResult = 'ok' | 'none' | 'wrong' | 'foreign' | 'lost' | 'refused';
 
 /** A value of one partition, and its slot. */
 export interface Value extends Entry {
@@ -125,7 +128,8 @@ export class Values {
   ): Promise<ValueResult> {
     const result = await this.#movePieces(kind, partition, value, deadlineMs);
     if (kind === 'set' || result !== 'ok') return result;
-    return (await this.#verifier.isSound(namespace, value.hash, value.slot, value.bytes)) ? 'ok' : 'wrong';
+    const verdict = await this.#verifier.verdict(namespace, value.hash, value.slot, value.bytes);
+    return verdict === 'sound' ? 'ok' : verdict;
   }
 
   /** Can values be reached, with these credentials? KvError-free: 'ok', or why not. */

@@ -3,13 +3,14 @@
 import { type ArenaHandle, native } from '@kvtier/data-plane';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { identitiesOf, identityBytes } from '../disk/disk-io.ts';
+import { type Verdict, verdictOf } from '../kit/faults.ts';
 
 interface Arrived {
   readonly namespace: Namespace;
   readonly hash: HashKey;
   readonly slot: number;
   readonly bytes: number;
-  readonly resolve: (isSound: boolean) => void;
+  readonly resolve: (verdict: Verdict) => void;
   readonly reject: (error: unknown) => void;
 }
 
@@ -22,7 +23,7 @@ export class Verifier {
   }
 
   /** Is the object in `slot`, of `bytes`, the one of this name, whole? */
-  isSound(namespace: Namespace, hash: HashKey, slot: number, bytes: number): Promise<boolean> {
+  verdict(namespace: Namespace, hash: HashKey, slot: number, bytes: number): Promise<Verdict> {
     return new Promise((resolve, reject) => {
       this.#arrived.push({ namespace, hash, slot, bytes, resolve, reject });
       if (this.#arrived.length === 1) setImmediate(() => void this.#verify());
@@ -40,7 +41,7 @@ export class Verifier {
     const bytes = Float64Array.from(rows, (row) => row.bytes);
     try {
       const faults = await native.arenaVerify(this.#arena, slots, bytes, identities);
-      for (const [i, { resolve }] of rows.entries()) resolve(faults[i] === 0);
+      for (const [i, { resolve }] of rows.entries()) resolve(verdictOf(faults[i]!));
     } catch (error) {
       for (const { reject } of rows) reject(error);
     }

@@ -57,7 +57,8 @@ export async function orRefusal<T>(plan: S3Plan, work: () => Promise<T>): Promis
 }
 
 const placeOf = ({ bucket, prefix }: S3Plan): string => `s3://${bucket}/${prefix}`;
-const settingsOf = ({ packBytes, packCount }: S3Plan): string => JSON.stringify({ version: settingsVersion, packBytes, packCount });
+const settingsOf = ({ packBytes, packCount }: S3Plan): string =>
+  JSON.stringify({ version: settingsVersion, packBytes, packCount });
 
 /**
  * The settings object is made once, by a conditional write, and only where it is not listed: a bucket that takes no writes can be read.

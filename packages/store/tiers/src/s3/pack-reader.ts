@@ -7,6 +7,7 @@ import { type ArenaHandle, native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
 import type { ArenaMemory } from '../arena/arena-memory.ts';
 import { identitiesOf } from '../disk/disk-io.ts';
+import { verdictOf } from '../kit/faults.ts';
 import { settled } from '../kit/settled.ts';
 import type { ReadStatus } from '../kit/tier.ts';
 import { packKey } from './discovery.ts';
@@ -15,6 +16,8 @@ import type { S3Api } from './s3-api.ts';
 
 /** Neighbours are joined up to this: enough that a request's cost is small, and several travel at a time. */
 const rangeBytes = 8 << 20;
+
+const statuses = { sound: 'ready', foreign: 'missing', wrong: 'corrupt' } as const;
 
 export interface WantedBlock {
   readonly index: number;
@@ -30,6 +33,8 @@ export interface PackReaderOptions {
   /** The server does not give it, has said so twice, and to ask again would not help. false: that may be the server's fault. */
   readonly onRefused: (pack: Pack, why: KvError) => boolean;
   readonly onCorrupt: (entry: PackEntry) => void;
+  /** It is sound, and a newer program's. */
+  readonly onForeign: (entry: PackEntry) => void;
 }
 
 export class PackReader {
@@ -55,7 +60,7 @@ export class PackReader {
     deadlineMs: number,
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void> {
-    const { arena, onCorrupt } = this.#options;
+    const { arena, onCorrupt, onForeign } = this.#options;
     const end = (status: ReadStatus): void => {
       for (const { index } of run) onDone(index, status);
     };
@@ -78,8 +83,10 @@ export class PackReader {
       return;
     }
     for (const [at, { index, entry }] of run.entries()) {
-      if (faults[at] !== 0) onCorrupt(entry);
-      onDone(index, faults[at] === 0 ? 'ready' : 'corrupt');
+      const verdict = verdictOf(faults[at]!);
+      if (verdict === 'wrong') onCorrupt(entry);
+      else if (verdict === 'foreign') onForeign(entry);
+      onDone(index, statuses[verdict]);
     }
   }
 
