@@ -64,7 +64,8 @@ const engine = (draining: boolean): object => ({
   revision: 'r1',
 });
 const node = (): object => ({
-  ...{ name: 'host-1', peer: null },
+  // It has no peers, and says so.
+  ...{ name: 'host-1', peer: null, peers: [] },
   events: { endpoint: `ipc://${folder}/cache-node-events`, replayEndpoint: null, topic: 'kv@host-1' },
 });
 const last = async (workers: number, nodes: number): Promise<void> =>

@@ -32,7 +32,7 @@ it('many worlds keep all laws, and everything happened in them', async () => {
 
 it.each([
   [18, 16],
-  [64, 64],
+  [96, 64],
   [64, 16],
 ])(
   '%i nodes, each with %i peers at most: blocks are awaited only where they can come from',

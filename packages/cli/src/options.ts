@@ -14,7 +14,7 @@ import { type NodeFlags, type NodeOverrides, nodeOverrides } from './node-option
 export { nearest } from '@kvtier/errors';
 
 const maxEngines = 64;
-/** A node's peers are at most 16. */
+/** Of one host: each has processes, threads, an arena and a data folder of its own, and connections to all others. */
 const maxNodes = 16;
 
 export interface UpOptions {
@@ -223,7 +223,7 @@ function engineCounts(
   return { engines: prefillEngines + whole(decode, '--decode', 1, maxEngines - prefillEngines), prefillEngines };
 }
 
-/** Apart, prefill and decode stand for hosts: each has a node of its own, as far as so many can be peers. */
+/** Apart, prefill and decode stand for hosts: each has a node of its own, as far as one host has so many. */
 function nodeCount(text: string | undefined, engines: number, apart: boolean): number {
   if (text === undefined) return apart ? Math.min(engines, maxNodes) : 1;
   const nodes = whole(text, '--nodes', 1, maxNodes);

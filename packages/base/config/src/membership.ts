@@ -73,7 +73,7 @@ export const workerRecordSchema = z.strictObject({
 });
 export type WorkerRecord = z.infer<typeof workerRecordSchema>;
 
-/** A cache node: what it holds is at hand for all workers beside it, and can be fetched by all others. */
+/** A cache node: what it holds is at hand for all workers beside it, and can be fetched by others. */
 export const nodeRecordSchema = z.strictObject({
   name,
   /** Where other nodes fetch from it; null: it only fetches. */
@@ -84,6 +84,8 @@ export const nodeRecordSchema = z.strictObject({
   events: eventSourceSchema.nullable().default(null),
   /** Names of the nodes that it fetches from; absent: it does not say, and may fetch from any. */
   peers: z.array(name).max(64).optional(),
+  /** Of the engines beside it; absent: it does not say, and theirs may be in the list. */
+  role: workerRecordSchema.shape.role.unwrap().optional(),
 });
 export type NodeRecord = z.infer<typeof nodeRecordSchema>;
 
@@ -129,6 +131,8 @@ export const nodeMembershipSchema = z
     events: eventSourceSchema.nullable().optional(),
     /** Where `peers` is configured: fetch from the other nodes of the list, too, as they come and go. */
     followPeers: z.boolean().default(true),
+    /** Of the engines beside it, where these are not in the list themselves, as pods are not. */
+    role: nodeRecordSchema.shape.role,
   })
   .nullable()
   .default(null);

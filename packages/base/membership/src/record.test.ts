@@ -31,6 +31,12 @@ it('a node may say which nodes it fetches from', () => {
   expect(parse('node:n', { ...node, peers: [''] }).why).toMatch(/^peers\.0: /);
 });
 
+it('a node may say whether prompts are computed beside it', () => {
+  const node = { name: 'n', peer: { host: '10.0.0.1', port: 7 }, events, role: 'prefill' };
+  expect(parse('node:n', node)).toEqual({ parsed: { node } });
+  expect(parse('node:n', { ...node, role: 'cook' }).why).toMatch(/^role: /);
+});
+
 it('what is known and cannot be makes it none', () => {
   expect(parse('worker:a', { ...worker, kind: 'other' }).why).toMatch(/^kind: /);
   expect(parse('worker:a', { ...worker, events: { ...events, endpoint: 7 } }).why).toMatch(/^events\.endpoint: /);

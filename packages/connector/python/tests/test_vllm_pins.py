@@ -167,6 +167,23 @@ class Places(EngineCase):
         self.assertEqual((counters["promises"], counters["denied_missing"], second.external_tokens), (1, 1, 0))
         self.no_leases(second)
 
+    def test_what_is_here_is_loaded_when_the_rest_cannot_come(self) -> None:
+        """Of a window only blocks before the promised end are asked for: what is held before them is leased once more."""
+        for groups in ([GroupShape()], [GroupShape(), GroupShape("window", window=9)]):
+            shape = self.own(Shape(groups, blocks=160, options={"promise_deadline_ms": 60_000}))
+            (wanted,) = self.serve(self.alone(shape), [TEXT])
+            _, params = self.prefill(self.shared(), shape, TEXT)
+            node = self.node()
+            before = self.play(node, shape)
+            self.serve(before, [TEXT[:24]], outputs=1)
+            self.until_held(node, before, 24)
+            second = self.play(node, shape)
+            began = time.monotonic()
+            self.assertEqual(self.serve(second, [TEXT], kv_transfer_params=params), [wanted])
+            self.assertLess(time.monotonic() - began, 20)
+            self.assertEqual((second.connector._scheduler.counters["promises"], second.external_tokens), (1, 24), groups)
+            self.no_leases(second)
+
     def test_a_promise_that_does_not_say_its_node(self) -> None:
         """Of an older pod, or nonsense: it is waited for, wherever it may come from."""
         shape = self.own(Shape(options={"promise_deadline_ms": 1_500}))

@@ -2,6 +2,7 @@
  * A cache node in the list of members: its own record, made of its configuration and what it listens on; and the other nodes, which
  * are its peers as they come and go.
  */
+import { isLoopback } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import {
   type Announced,
@@ -17,7 +18,8 @@ import { maxPeers } from '@kvtier/tiers/peer';
 import { PeerChoice } from './peer-choice.ts';
 import type { Peers } from './peers.ts';
 
-type Events = Parameters<typeof announceNode>[0]['events'];
+type NodeRecord = Parameters<typeof announceNode>[0];
+type Events = NodeRecord['events'];
 type PeerPlace = { readonly host: string; readonly port: number };
 
 export interface NodeMembershipOptions extends Omit<AnnounceOptions, 'log'> {
@@ -28,27 +30,35 @@ export interface NodeMembershipOptions extends Omit<AnnounceOptions, 'log'> {
   readonly events?: Events | undefined;
   /** Other nodes of the list are peers, too; absent: they are. */
   readonly followPeers?: boolean;
+  /** Of the engines beside it; absent: theirs are in the list. */
+  readonly role?: NodeRecord['role'];
 }
 
 /** How soon a node that has come is a peer. */
 const pollMs = 500;
 /** Of a record, which is bounded, for the names of peers. */
 const maxNamesBytes = 5_000;
+/** A change of the own record makes all others read the list anew: what comes within so long of another one is said with it. */
+const gatherMs = 1_500;
 /** Names of nodes that a line was written about. */
 const maxSaid = 1_000;
 const isWildcard = (host: string): boolean => /^(0\.0\.0\.0|::|\*)$/.test(host);
 const isWildcardEndpoint = (endpoint: string): boolean => /^tcp:\/\/(\*|0\.0\.0\.0|\[::\]):/.test(endpoint);
-const isLoopback = (host: string): boolean => host === '::1' || /^127\./.test(host) || host === 'localhost';
 
-/** Begins, and waits for nobody. KvError CONFIG: what can never work. */
+/** `isAlone`: it fetches from nobody. Begins, and waits for nobody. KvError CONFIG: what can never work. */
 export function joinCluster(
-  { name, peer, events, redis, leaseMs }: NodeMembershipOptions,
+  { name, peer, events, redis, leaseMs, role }: NodeMembershipOptions,
   listening: { readonly peer: PeerPlace | null; readonly events: PublishedEvents | null },
   log: Log,
+  isAlone = false,
 ): Announced {
   const at = peer === undefined ? listening.peer : peer;
   const eventsNow = () => announcedEvents(events, listening.events);
-  const record = { name, peer: at && { host: at.host, port: at.port }, events: eventsNow() };
+  const record = {
+    ...{ name, peer: at && { host: at.host, port: at.port }, events: eventsNow() },
+    ...(role !== undefined && { role }),
+    ...(isAlone && { peers: [] }),
+  };
   const refuse = (key: string, place: string): KvError =>
     new KvError('CONFIG', `membership.${key}: ${place} is no address to connect to; give one that others reach`);
   if (record.peer !== null && isWildcard(record.peer.host)) {
@@ -72,13 +82,14 @@ export function followPeers(
   security: PeerSecurity,
   log: Log,
   member?: Pick<Announced, 'change'>,
-): MemberReader {
+): Pick<MemberReader, 'close'> {
   const mayAsk = (host: string): boolean =>
     security.encryption === 'tls' || security.trustedNetwork === true || isLoopback(host);
   const said = new Set<string>();
   const choice = new PeerChoice(name);
-  let told = '';
-  return new MemberReader({
+  let outside = 0;
+  const says = member && new PeersSaid(member, log);
+  const reader = new MemberReader({
     ...{ redis, pollMs, log },
     changed: ({ nodes, workers }) => {
       const others = nodes.filter((node) => node.name !== name && node.peer !== null);
@@ -90,24 +101,69 @@ export function followPeers(
         log.warn({ peer: node.name, reason }, 'a node of the list is no peer');
       }
       const allowed = others.filter((node) => !open.includes(node));
-      if (allowed.length > maxPeers)
-        log.warn({ nodes: allowed.length, maxPeers }, 'some nodes of the list are no peers');
+      const over = Math.max(0, allowed.length - maxPeers);
+      if (over !== outside) log.info({ nodes: allowed.length, maxPeers }, 'nodes of the list that are no peers');
+      outside = over;
       const now = new Set(peers.setOthers(choice.order(allowed, workers).map(({ peer }) => peer!)).map(placeOf));
       const are = others.filter(({ peer }) => now.has(placeOf(peer!))).map((node) => node.name);
-      const names = are.length < others.length ? short(are.sort()) : undefined;
-      const text = JSON.stringify(names) ?? '';
-      if (text === told) return;
-      told = text;
-      member?.change({ peers: names });
+      says?.are(are.length < others.length ? are.sort() : undefined);
     },
     problem: (why) => {
       if (why !== undefined) log.warn({ reason: why }, 'the peers stay as they are');
     },
   });
+  return {
+    async close() {
+      says?.close();
+      await reader.close();
+    },
+  };
 }
 
 const placeOf = ({ host, port }: PeerPlace): string => `${host}:${port}`;
 
-/** undefined: a record would not hold them, and without them it is one. More than there are peers: of nodes that share an address. */
-const short = (names: string[]): string[] | undefined =>
-  names.length > maxPeers || Buffer.byteLength(JSON.stringify(names)) > maxNamesBytes ? undefined : names;
+/** What the own record says of its peers: the first time at once, later changes together. */
+class PeersSaid {
+  readonly #member: Pick<Announced, 'change'>;
+  readonly #log: Log;
+  #names: string[] | undefined;
+  #said = '';
+  #timer: NodeJS.Timeout | undefined;
+  #isWarned = false;
+
+  constructor(member: Pick<Announced, 'change'>, log: Log) {
+    this.#member = member;
+    this.#log = log;
+  }
+
+  /** undefined: all others. */
+  are(names: string[] | undefined): void {
+    this.#names = this.#short(names);
+    if (this.#timer === undefined) this.#say();
+  }
+
+  close(): void {
+    clearTimeout(this.#timer);
+  }
+
+  #say(): void {
+    this.#timer = undefined;
+    const text = JSON.stringify(this.#names) ?? '';
+    if (text === this.#said) return;
+    this.#said = text;
+    this.#member.change({ peers: this.#names });
+    this.#timer = setTimeout(() => this.#say(), gatherMs);
+    this.#timer.unref();
+  }
+
+  /** undefined: a record would not hold them, and without them it is one. More than there are peers: of nodes that share an address. */
+  #short(names: string[] | undefined): string[] | undefined {
+    if (names === undefined) return undefined;
+    const bytes = Buffer.byteLength(JSON.stringify(names));
+    if (names.length <= maxPeers && bytes <= maxNamesBytes) return names;
+    const reason = `${names.length} names of ${bytes} bytes; a record holds ${maxPeers} of ${maxNamesBytes}`;
+    if (!this.#isWarned) this.#log.warn({ reason }, 'this node cannot say which nodes it fetches from: shorten names');
+    this.#isWarned = true;
+    return undefined;
+  }
+}

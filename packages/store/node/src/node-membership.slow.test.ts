@@ -94,6 +94,7 @@ it('beyond loopback only with TLS, or where the network is trusted', async () =>
   for (const [name, host] of [
     ['near', '127.0.0.1'],
     ['far', '10.0.0.1'],
+    ['named', '127.evil.example'],
   ] as const) {
     const member = announceNode({ name, peer: { host, port: 7 }, events: null }, { redis, leaseMs: 1_500, log: lines });
     ends.push(() => member.close());
@@ -112,12 +113,17 @@ it('beyond loopback only with TLS, or where the network is trusted', async () =>
   };
   await lines.until(/node:near/);
   await lines.until(/node:far/);
-  expect(await hostsBy(security, '127.0.0.1')).toEqual([
-    'warn a node of the list is no peer {"peer":"far","reason":"10.0.0.1 is not loopback: use \\"tls\\", or say \\"trustedNetwork\\": true"}',
+  await lines.until(/node:named/);
+  const refused = (peer: string, host: string): string =>
+    `warn a node of the list is no peer {"peer":"${peer}","reason":"${host} is not loopback: use \\"tls\\", or say \\"trustedNetwork\\": true"}`;
+  expect((await hostsBy(security, '127.0.0.1')).sort()).toEqual([
+    refused('far', '10.0.0.1'),
+    refused('named', '127.evil.example'),
   ]);
-  expect(await hostsBy({ ...security, trustedNetwork: true }, '10.0.0.1,127.0.0.1')).toEqual([]);
+  const all = '10.0.0.1,127.0.0.1,127.evil.example';
+  expect(await hostsBy({ ...security, trustedNetwork: true }, all)).toEqual([]);
   const tls = { encryption: 'tls', cert: Buffer.of(), key: Buffer.of(), ca: Buffer.of() } as const;
-  expect(await hostsBy(tls, '10.0.0.1,127.0.0.1')).toEqual([]);
+  expect(await hostsBy(tls, all)).toEqual([]);
 }, 60_000);
 
 it.each([18, 64, 70])(
@@ -143,6 +149,10 @@ it.each([18, 64, 70])(
       return kept;
     };
     let told: readonly string[] | undefined;
+    const changes: object[] = [];
+    const listening = {
+      change: (part: Parameters<typeof member.change>[0]) => changes.push(part) && member.change(part),
+    };
     let seen = 0;
     const ofOld: (readonly string[] | undefined)[] = [];
     const reader = new MemberReader({
@@ -154,18 +164,113 @@ it.each([18, 64, 70])(
       },
     });
     ends.push(() => reader.close());
-    const following = followPeers(options, { setOthers }, security, lines, member);
+    const following = followPeers(options, { setOthers }, security, lines, listening);
     ends.push(() => following.close());
     await vi.waitUntil(() => seen === count && peers.length === Math.min(count - 1, 64), soon);
-    if (count > 65) {
+    if (count <= 65) expect(changes).toEqual([]);
+    else {
       await vi.waitUntil(() => String(told) === String(peers.map(nameOf).sort()), soon);
       // Once all fit, nothing has to be said.
       for (const { member } of others.splice(-5)) await member.close();
       await vi.waitUntil(() => seen === 65 && peers.length === 64, soon);
+      await vi.waitUntil(() => told === undefined, soon);
+      expect(changes.at(-1)).toEqual({ peers: undefined });
     }
-    await vi.waitUntil(() => told === undefined, soon);
     // Of one that says nothing nothing is made.
     expect(new Set(ofOld)).toEqual(new Set([undefined]));
   },
   60_000,
 );
+
+/** Of one node: what it says in its record, and what it writes down, while others come. */
+async function followed(names: readonly string[], kept = 64) {
+  const redis = memberServers([server.url]);
+  const log = new Lines();
+  const comes = (name: string): void => {
+    const peer = { host: '127.0.0.1', port: 1_000 + ends.length };
+    const member = announceNode({ name, peer, events: null }, { redis, leaseMs: 10_000, log });
+    ends.push(() => member.close());
+  };
+  for (const name of names) comes(name);
+  let [others, looks] = [0, 0];
+  const setOthers: Peers['setOthers'] = (addresses) => {
+    others = addresses.length;
+    looks++;
+    return addresses.slice(0, kept);
+  };
+  const changes: { readonly atMs: number; readonly peers: readonly string[] | undefined }[] = [];
+  const member = {
+    change: (part: object) => {
+      const { peers } = part as { readonly peers: readonly string[] | undefined };
+      changes.push({ atMs: performance.now(), peers });
+    },
+  };
+  const following = followPeers({ name: 'self', redis, leaseMs: 10_000 }, { setOthers }, security, log, member);
+  ends.push(() => following.close());
+  await vi.waitUntil(() => others === names.length, soon);
+  return { redis, log, changes, comes, others: () => others, looks: () => looks };
+}
+
+it('names that no record holds are not said, which is one line', async () => {
+  const long = (at: number): string => `node-${at}-${'x'.repeat(80)}`;
+  const { log, changes, comes, others } = await followed(Array.from({ length: 65 }, (_, at) => long(at)));
+  comes(long(65));
+  await vi.waitUntil(() => others() === 66, soon);
+  expect(log.matching(/this node cannot say which nodes it fetches from/)).toHaveLength(1);
+  expect(log.matching(/of \d+ bytes; a record holds 64 of 5000"/)).toHaveLength(1);
+  // Before all had come some may have been said.
+  expect(changes.filter(({ peers }) => (peers?.length ?? 0) > 60)).toEqual([]);
+}, 60_000);
+
+it('how many are no peers is written down when it changes, and what changes soon after another one is said with it', async () => {
+  const { redis, log, changes, comes, others, looks } = await followed(['a', 'b'], 1);
+  await vi.waitUntil(() => changes.length > 0, soon);
+  const names = Array.from({ length: 63 }, (_, at) => `n${at}`);
+  for (const [at, name] of names.entries()) {
+    comes(name);
+    if (at % 10 === 0) await vi.waitUntil(() => others() === at + 3, soon);
+  }
+  await vi.waitUntil(() => others() === 65, soon);
+  const over = /nodes of the list that are no peers/;
+  expect(log.matching(over)).toEqual(['info nodes of the list that are no peers {"nodes":65,"maxPeers":64}']);
+  // The list changes, and as many as before are no peers.
+  const before = looks();
+  const member = joinCluster({ name: 'nowhere', redis, leaseMs: 10_000 }, { peer: null, events: null }, log);
+  ends.push(() => member.close());
+  await vi.waitUntil(() => looks() > before, soon);
+  expect(log.matching(over)).toHaveLength(1);
+  const pauses = changes.slice(1).map(({ atMs }, at) => atMs - changes[at]!.atMs);
+  expect(pauses.filter((ms) => ms < 1_400)).toEqual([]);
+}, 60_000);
+
+it('a node says its role, and that it fetches from nobody', async () => {
+  const redis = memberServers([server.url]);
+  const log = new Lines();
+  const where = { arena: { bytes: 16 << 20, dir: '/dev/shm' }, disk: null, clock: systemClock, log: silent };
+  const listen = { host: '127.0.0.1', port: 0, dataPort: 0 };
+  const peers = { listen, peers: [], security, streams: 2, readLimitMs: 2_000, maxBlocks: 10_000 };
+  const only = { ...peers, peers: [{ host: '127.0.0.1', port: 9 }] };
+  for (const [name, options] of Object.entries({
+    none: { peers: null, role: 'decode' as const },
+    listed: { peers },
+    static: { peers: only, followPeers: false },
+    given: { peers, followPeers: false },
+  })) {
+    const { peers: its, ...rest } = options;
+    const node = await openCacheNode({
+      ...{ ...where, socketPath: path.join(folder, `${name}.sock`), dataDir: path.join(folder, name), peers: its },
+      membership: { redis, leaseMs: 10_000, name, ...rest },
+    });
+    ends.push(() => node.close());
+  }
+  let said: object = {};
+  const reader = new MemberReader({
+    ...{ redis, pollMs: 50, log, problem: () => {} },
+    changed: ({ nodes }) => {
+      said = Object.fromEntries(nodes.map(({ name, peers, role }) => [name, [peers, role]]));
+    },
+  });
+  ends.push(() => reader.close());
+  await vi.waitUntil(() => Object.keys(said).length === 4, soon);
+  expect(said).toMatchObject({ none: [[], 'decode'], static: [undefined, undefined], given: [[], undefined] });
+}, 60_000);

@@ -138,7 +138,8 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       ? await (await import('./node-events.ts')).NodeEvents.start(options.kvEvents, log)
       : null;
     if (events !== null) undo.push(() => events.close());
-    const peers = options.peers ? (await import('./peers.ts')).openPeers(options.peers, node) : null;
+    const followsPeers = options.membership?.followPeers !== false && options.membership != null;
+    const peers = options.peers ? (await import('./peers.ts')).openPeers(options.peers, node, followsPeers) : null;
     if (peers !== null) undo.push(() => peers.close());
     const lower = await openLower({
       disk: options.disk,
@@ -215,9 +216,10 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
     if (options.membership) {
       const { followPeers, joinCluster } = await import('./membership.ts');
       const listening = { peer: peers?.listening ?? null, events: events?.source ?? null };
-      const member = joinCluster(options.membership, listening, log);
+      const isAlone = !isShared && (peers === null || (!followsPeers && options.peers!.peers.length === 0));
+      const member = joinCluster(options.membership, listening, log, isAlone);
       undo.push(() => member.close());
-      if (peers !== null && options.membership.followPeers !== false) {
+      if (peers !== null && followsPeers) {
         const { security } = options.peers!;
         const reader = followPeers(options.membership, peers, security, log, isShared ? undefined : member);
         undo.push(() => reader.close());

@@ -38,6 +38,39 @@ it('200 nodes, 50 with workers that take prefill: each node beside a decode work
   }
 });
 
+it.each([100, 200])(
+  '%i nodes beside engines that are in no list: each fetches from all that say they take prefill',
+  (count) => {
+    const all = names(count).map((name, at) => ({
+      name,
+      role: at % 4 === 0 ? (at % 8 === 0 ? ('prefill' as const) : ('both' as const)) : ('decode' as const),
+    }));
+    for (const { name: own } of all) {
+      const ordered = new PeerChoice(own)
+        .order(
+          all.filter(({ name }) => name !== own),
+          [],
+        )
+        .slice(0, maxPeers);
+      const lacking = all.filter((node, at) => at % 4 === 0 && node.name !== own && !ordered.includes(node));
+      expect([ordered.length, lacking]).toEqual([64, []]);
+    }
+  },
+);
+
+it('a worker of the list knows better than the configuration of its node', () => {
+  const nodes = names(2).map((name) => ({
+    name,
+    role: name === 'node-0' ? ('decode' as const) : ('prefill' as const),
+  }));
+  const order = (roles: readonly ('prefill' | 'decode' | 'none')[]) =>
+    new PeerChoice('own').order(nodes, workersOf(roles)).map(({ name }) => name);
+  expect([order(['none', 'none']), order(['prefill', 'decode'])]).toEqual([
+    ['node-1', 'node-0'],
+    ['node-0', 'node-1'],
+  ]);
+});
+
 it('beyond that each node has a choice of its own, which stays as long as nobody comes or goes', () => {
   const all = names(200);
   const workers = workersOf(all.map(() => 'both' as const));

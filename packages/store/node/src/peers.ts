@@ -4,7 +4,7 @@ import type { ArenaHandle } from '@kvtier/data-plane';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { Log } from '@kvtier/runtime';
 import type { ArenaTier, PeerAddress, PeerSecurity, Tier } from '@kvtier/tiers';
-import { PeerLoops, PeerServer, PeerTier } from '@kvtier/tiers/peer';
+import { mostServed, PeerLoops, PeerServer, PeerTier } from '@kvtier/tiers/peer';
 
 export interface PeersOptions {
   /** null: this node only fetches. */
@@ -39,28 +39,35 @@ export interface Peers {
 }
 
 const threads = 2;
-/** Of as many peers as are served, as many each as they have by default. */
-const maxConnections = 1_024;
+/** Of one peer that is served: as many as it has by default, or as we have, since nodes are mostly configured alike. */
+const minStreams = 4;
 
+/** `awaitsOthers`: which ones there are besides is said soon, by `setOthers`; until then they may be any. */
 export function openPeers(
   options: PeersOptions,
   node: { readonly arena: ArenaHandle; readonly slots: ArenaTier; readonly epoch: bigint; readonly log: Log },
+  awaitsOthers = false,
 ): Peers {
-  const { listen, security, readLimitMs } = options;
+  const { listen, security, readLimitMs, streams } = options;
+  const maxConnections = mostServed * Math.max(minStreams, streams);
   const tls = security.encryption === 'tls';
   const loops = new PeerLoops({ arena: node.arena, tls, threads, maxConnections, stallMs: readLimitMs });
   const tier = new PeerTier({ ...options, ...node, loops });
   let server: PeerServer | undefined;
+  let isComplete = !awaitsOthers;
   return {
     tier,
-    setOthers: (addresses) => tier.setPeers([...options.peers, ...addresses]),
+    setOthers(addresses) {
+      isComplete = true;
+      return tier.setPeers([...options.peers, ...addresses]);
+    },
     async serve(below, arriving, endPin) {
       if (listen === null) return async () => {};
       const opened = await PeerServer.open({ ...listen, ...node, loops, below, arriving, endPin, security });
       server = opened;
       return () => opened.close();
     },
-    mayCome: (epoch) => tier.mayCome(epoch),
+    mayCome: (epoch) => !isComplete || tier.mayCome(epoch),
     get listening() {
       return listen && server ? { host: listen.host, port: server.port } : null;
     },

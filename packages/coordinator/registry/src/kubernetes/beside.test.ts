@@ -97,6 +97,10 @@ it('prefill and decode are sidecar.yaml, and nodes that are peers of each other'
   expect(peers).toMatchObject({ listen: { host: '0.0.0.0', port: 7400, dataPort: 7401 } });
   // Each under its pod's name and address, which Kubernetes tells; the coordinator knows the node by the same name and port.
   expect(membership).toMatchObject({ name: 'pod-0', peer: { host: '10.0.0.7', port: 7400 }, followPeers: true });
+  // Pods are in no list: their nodes say what the label says to the coordinator.
+  expect(membership!.role).toBe('prefill');
+  const labelled = node.env!.find(({ name }) => name === 'POD_ROLE');
+  expect(labelled).toMatchObject({ valueFrom: { fieldRef: { fieldPath: "metadata.labels['llm-d.ai/role']" } } });
   for (const labels of roles) expect(labels['kvtier.io/peer-port']).toBe(String(peers!.listen!.port));
 
   // What else there is besides sidecar.yaml's: two secrets, two ports, two names.

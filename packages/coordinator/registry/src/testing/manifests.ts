@@ -115,6 +115,7 @@ export function nodeConfigOf(node: Container): CacheNodeConfig {
   const said = new Map([
     ['POD_NAME', 'pod-0'],
     ['POD_IP', '10.0.0.7'],
+    ['POD_ROLE', 'prefill'],
   ]);
   const before = node
     .env!.slice(

@@ -46,13 +46,13 @@ export class FolderMounts {
   /** Before anything is made there. @throws NotMountedError: it lies below where it lay before; what `ask` throws */
   async check(given: string, ask: AskIdentity): Promise<void> {
     const dir = resolve(given);
-    const known = this.#known.get(dir);
-    if (known === undefined) return;
+    const before = this.#before.get(dir);
+    if (before === undefined) return;
     const mount = await mountOf(dir, ask);
-    if (mount === known.mount || !isBelow(known.mount, mount)) return;
-    if ((await ask(join(dir, 'lock')))?.inode.toString() === known.lock) return;
+    if (mount === before.mount || !isBelow(before.mount, mount)) return;
+    if ((await ask(join(dir, 'lock')))?.inode.toString() === before.lock) return;
     const mend = `mount that, or, to use the folder where it lies now, end the node and remove ${this.#file}`;
-    throw new NotMountedError(given, `before, it lay on what was mounted at ${known.mount}; ${mend}`);
+    throw new NotMountedError(given, `before, it lay on what was mounted at ${before.mount}; ${mend}`);
   }
 
   /** The folder is used as it lies now. @throws what `ask` throws; where the file cannot be written, one line says so */

@@ -5,6 +5,6 @@
 export type { PeerSecurity } from './control.ts';
 export { maxPeers } from './directory.ts';
 export { PeerLoops, type PeerLoopsOptions } from './peer-loops.ts';
-export { PeerServer, type PeerServerOptions } from './peer-server.ts';
+export { mostServed, PeerServer, type PeerServerOptions } from './peer-server.ts';
 export { PeerTier, type PeerTierOptions } from './peer-tier.ts';
 export type { PeerAddress } from './remote-peer.ts';

@@ -52,8 +52,8 @@ export interface PeerServerOptions {
 }
 
 const defaultHeartbeatMs = 1000;
-/** More than any node has peers: where there are too many for each to have all, some are chosen by more than others. */
-const defaultMaxPeers = 256;
+/** All other members that a cluster can have (`maxMembers`): where prefill nodes are few, each node chooses all of them. */
+export const mostServed = 1_024;
 /** A node that gives and says nothing for so many heartbeats is left alone by who fetches from it. */
 export const silentHeartbeats = 5;
 /** One that fetches costs little: it may stand still for longer before it is told all anew. */
@@ -177,7 +177,7 @@ export class PeerServer {
     };
     const { control, dataKey, peerEpoch } = await greet(socket, security, epoch, this.#hearing, track);
     this.#strangers.remove(socket);
-    if (this.counts.peers >= (this.#options.maxPeers ?? defaultMaxPeers)) {
+    if (this.counts.peers >= (this.#options.maxPeers ?? mostServed)) {
       const error = new KvError('BUSY', 'peer: more peers than this node serves; name it at fewer nodes');
       control.end(error);
       throw error;

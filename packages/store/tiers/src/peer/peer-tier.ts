@@ -87,6 +87,8 @@ export class PeerTier implements Tier {
   /** Holders of the block that is looked at. */
   readonly #found = new PeerSet();
   #pendingBytes = 0;
+  /** Somebody wanted is not joined before another one's bits are free. */
+  #awaitsPlace = false;
   #closed = false;
 
   /** Connects in the background. KvError CONFIG when there are too many peers. */
@@ -110,9 +112,15 @@ export class PeerTier implements Tier {
     return [...this.#wanted.values()];
   }
 
-  /** Whether blocks of the node with this boot epoch can come: it is a peer, or may be one whose connection was lost a moment ago. */
+  /**
+   * Whether blocks of the node with this boot epoch can come: it is a peer, or may be one whose connection was lost a moment ago, or that
+   * waits for the place of one that goes. If not, those that are away for long are tried at once: one of them may have come back as this.
+   */
   mayCome(epoch: bigint): boolean {
-    return this.#peers.some((peer, index) => !this.#left.has(index) && peer.mayBe(epoch));
+    const peers = this.#peers.filter((_, index) => !this.#left.has(index));
+    const may = this.#awaitsPlace || peers.some((peer) => peer.mayBe(epoch));
+    if (!may) for (const peer of peers) peer.dialSoon();
+    return may;
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
@@ -227,12 +235,14 @@ export class PeerTier implements Tier {
       if (this.#wanted.has(peer.name)) here.add(peer.name);
       else this.#leave(index);
     }
+    this.#awaitsPlace = false;
     for (const [name, address] of this.#wanted) {
       if (here.has(name)) continue;
       const free = [...this.#left].find(([, state]) => state === 'gone')?.[0];
       const index = free ?? this.#peers.length;
       // The bits of one that goes are free soon, and then this is asked again.
       if (index < maxPeers) this.#join(index, address);
+      else this.#awaitsPlace = true;
     }
   }
 

@@ -81,7 +81,9 @@ export class RemotePeer<Blocks extends FetchBlocks> {
   #queuedBytes = 0;
   #blocksInFlight = 0;
   #failures = 0;
+  /** While it waits for its next try. */
   #retry: NodeJS.Timeout | undefined;
+  #dialedMs = 0;
   #sweeper: NodeJS.Timeout | undefined;
   #closed = false;
   #pumping = false;
@@ -121,6 +123,14 @@ export class RemotePeer<Blocks extends FetchBlocks> {
   mayBe(epoch: bigint): boolean {
     if (this.#session !== undefined) return this.#session.epoch === epoch;
     return performance.now() - this.#awaySinceMs < 2 * this.#options.maxRetryMs;
+  }
+
+  /** Somebody asks whether it is there: what waits for its next try begins it now, but not again and again. */
+  dialSoon(): void {
+    const nowMs = performance.now();
+    if (this.#closed || this.#retry === undefined || nowMs - this.#dialedMs < this.#options.maxRetryMs / 10) return;
+    clearTimeout(this.#retry);
+    this.#dial();
   }
 
   /** Why it is not connected; "" when it is. */
@@ -163,6 +173,8 @@ export class RemotePeer<Blocks extends FetchBlocks> {
   }
 
   #dial(): void {
+    this.#retry = undefined;
+    this.#dialedMs = performance.now();
     const { address, security, epoch, slices } = this.#options;
     const remember = (control: Control): void => {
       this.#dialing = control;

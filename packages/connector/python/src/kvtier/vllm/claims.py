@@ -25,7 +25,7 @@ from kvtier.vllm.room import NO_ROOM, Room
 from kvtier.vllm.staging import Stage
 from kvtier.vllm.standing import Standing
 
-#: Of one request: its local hit shrank, or it was preempted. After that it is computed.
+#: Of one request: its local hit shrank, what was promised did not come, or it was preempted. After that it is computed.
 MAX_STAGES = 4
 #: Of one request, when the node has answered something else since: it was slow, or came back, and is not silent.
 MAX_LOOKUPS = 2
@@ -169,7 +169,7 @@ class Claims:
         usable = prefixes.usable(end, local_tokens, all_tokens)
         if usable < end:
             end = prefixes.longest(held, local_tokens, usable)
-        await_s, promise = 0.0, known.promise
+        await_s, promise, held_end = 0.0, known.promise, end
         if promise is not None:
             end, await_s = self._promised(known, lookups.attached, end, local_tokens, limit)
         await_from = promise.node if promise is not None and await_s else None
@@ -187,6 +187,8 @@ class Claims:
             return self._deny(known, "slow")
         deadline_s = max(deadline_ms / 1e3, await_s)
         stage = known.stage = Stage(lookups, self._node.copies, prefixes, local_tokens, end, deadline_s, await_s, await_from)
+        if await_s:
+            stage.held_tokens = held_end
         self._room.leased += 1
         self._add("loads", 1)
         if options.patience_us and self.standing.wait(stage):
@@ -235,6 +237,11 @@ class Claims:
                 return _LATER
         elif known.room_until:
             self._room.has(known)
+        if ready < stage.held_tokens and self._prefixes.has_windows:
+            # It ended in vain, and of windows no block was asked for that a shorter prefix needs: what is held is staged by itself.
+            self.leave(known)
+            self._add("restaged", 1)
+            return self._begin(known, request, local_tokens)
         if ready <= stage.first_tokens:
             self.leave(known)
             if stage.reason == "deadline" and was_away and self._may_anew(known):

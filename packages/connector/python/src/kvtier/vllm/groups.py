@@ -138,6 +138,7 @@ class Prefixes:
         self._sizes = [group.block_tokens for group in groups]
         self._windows = [group for group in groups if group.window_tokens]
         self._each = tuple(groups)
+        self.has_windows = bool(self._windows)
         self._drops = any(group.drops_last for group in groups)
 
     def longest(self, held: Sequence[Sequence[tuple[int, int]]], local_tokens: int, limit_tokens: int) -> int:

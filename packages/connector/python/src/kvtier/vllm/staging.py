@@ -63,6 +63,8 @@ class Stage:
         attached = self.attached = lookups.attached
         self.first_tokens = first_tokens
         self.end_tokens = end_tokens
+        #: Of a prefix that is waited for, so much was held when it began.
+        self.held_tokens = 0
         #: None: under way. Then the tokens that may be claimed; not above `first_tokens`: nothing.
         self.ready_tokens: int | None = None
         self.reason = ""

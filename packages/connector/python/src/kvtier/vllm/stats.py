@@ -29,7 +29,7 @@ COUNTERS: dict[str, str] = {
     "hints_done": "actions of KV hints that were done as they say",
     "hints_clipped": "actions of KV hints that keep blocks more shortly than they say",
     "hints_ignored": "actions of KV hints that are not known here, not sound, or of requests with nothing to keep",
-    "restaged": "prefixes that were leased anew because the local hit shrank",
+    "restaged": "prefixes that were leased anew because the local hit shrank, or the rest of a promised one did not come",
     "leases_expired": "leases that ended because the request was not admitted",
     "bad_blocks": "blocks that were found bad in the arena before they were claimed",
     "corrupt_blocks": "blocks that did not match their checksum while they were copied",

@@ -27,9 +27,9 @@ export async function until(what: string, holds: () => boolean): Promise<void> {
   }
 }
 
-export function loopsOf(bench: TestBench, security: PeerSecurity, stallMs = 5000): PeerLoops {
+export function loopsOf(bench: TestBench, security: PeerSecurity, stallMs = 5000, maxConnections = 64): PeerLoops {
   const tls = security.encryption === 'tls';
-  return new PeerLoops({ arena: bench.arena, tls, threads: 2, maxConnections: 64, stallMs });
+  return new PeerLoops({ arena: bench.arena, tls, threads: 2, maxConnections, stallMs });
 }
 
 export class GivingNode {
@@ -43,9 +43,15 @@ export class GivingNode {
     this.server = server;
   }
 
-  static async open(bench: TestBench, options: Partial<PeerServerOptions> = {}, stallMs?: number): Promise<GivingNode> {
+  /** `stallMs`, `maxConnections`: of its loops. */
+  static async open(
+    bench: TestBench,
+    options: Partial<PeerServerOptions> = {},
+    stallMs?: number,
+    maxConnections?: number,
+  ): Promise<GivingNode> {
     const security = options.security ?? sharedSecret();
-    const loops = loopsOf(bench, security, stallMs);
+    const loops = loopsOf(bench, security, stallMs, maxConnections);
     const server = await PeerServer.open({
       ...{ loops, arena: bench.arena, slots: bench.tier, security, host: '127.0.0.1', port: 0, dataPort: 0 },
       ...{ epoch: randomBytes(8).readBigUInt64LE(), log: silentLog, heartbeatMs: 1000 },

@@ -16,10 +16,15 @@ export class PeerRig {
     this.#ends.push(end);
   }
 
-  /** A node with an arena of its own; `stallMs`: of its loops. */
-  async give(options: Partial<PeerServerOptions> = {}, name = 'remote', stallMs?: number): Promise<GivingNode> {
+  /** A node with an arena of its own; `stallMs`, `maxConnections`: of its loops. */
+  async give(
+    options: Partial<PeerServerOptions> = {},
+    name = 'remote',
+    stallMs?: number,
+    maxConnections?: number,
+  ): Promise<GivingNode> {
     const remote = new TestBench(8 << 20, join(this.bench.dir, name));
-    const node = await GivingNode.open(remote, options, stallMs);
+    const node = await GivingNode.open(remote, options, stallMs, maxConnections);
     this.onEnd(async () => {
       await node.close();
       remote.dispose();
