@@ -46,7 +46,7 @@ export class FolderMounts {
   /** Before anything is made there. @throws NotMountedError: it lies below where it lay before; what `ask` throws */
   async check(given: string, ask: AskIdentity): Promise<void> {
     const dir = resolve(given);
-    const before = this.#before.get(dir);
+    const before = this.#known.get(dir);
     if (before === undefined) return;
     const mount = await mountOf(dir, ask);
     if (mount === before.mount || !isBelow(before.mount, mount)) return;
