@@ -157,6 +157,27 @@ describe('folders', () => {
     expect(lstatSync(path).isSymbolicLink()).toBe(true);
   });
 
+  it('is touched as long as it is ours, and nothing by a link in its place', () => {
+    const [path, elsewhere] = [join(folder, 'run'), join(folder, 'elsewhere')];
+    for (const dir of [path, elsewhere]) mkdirSync(dir);
+    writeFileSync(join(elsewhere, 'theirs'), '');
+    const long = new Date(0);
+    for (const old of [path, join(elsewhere, 'theirs')]) utimesSync(old, long, long);
+    vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] });
+    const end = keepTouched(path, 1_000);
+    try {
+      vi.advanceTimersByTime(1_000);
+      expect(statSync(path).mtimeMs).toBeGreaterThan(0);
+      rmSync(path, { recursive: true });
+      symlinkSync(elsewhere, path);
+      vi.advanceTimersByTime(1_000);
+      expect(statSync(join(elsewhere, 'theirs')).mtimeMs).toBe(0);
+    } finally {
+      end();
+      vi.useRealTimers();
+    }
+  });
+
   it('takes XDG_RUNTIME_DIR when it is usable', () => {
     expect(openRunDir(folder, { XDG_RUNTIME_DIR: folder })).toBe(join(folder, `kvtier-${placeId(folder)}`));
   });

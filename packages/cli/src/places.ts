@@ -106,12 +106,16 @@ export function openRunDir(dataDir: string, env = process.env, group: number | n
  * /tmp is everybody's, and the name can be known: what lies there may be another user's, who swaps its folders for links while they are
  * emptied. Of one that is ours nobody else can. @throws Error: it is not ours
  */
-function removeOwn(path: string): void {
-  const stat = lstatSync(path, { throwIfNoEntry: false });
+export function removeOwn(path: string): void {
   // Who makes it from now on makes `mkdir` fail.
-  if (stat === undefined) return;
-  checkOwn(stat);
-  rmSync(path, { recursive: true });
+  if (isOwnFolder(path)) rmSync(path, { recursive: true });
+}
+
+/** Whether it is there, as a folder of ours. @throws Error: something else is */
+export function isOwnFolder(path: string): boolean {
+  const stat = lstatSync(path, { throwIfNoEntry: false });
+  if (stat !== undefined) checkOwn(stat);
+  return stat !== undefined;
 }
 
 /** @throws Error */
@@ -153,6 +157,11 @@ const touchEveryMs = 3_600_000;
 export function keepTouched(runDir: string, everyMs = touchEveryMs): () => void {
   const timer = setInterval(() => {
     const now = new Date();
+    try {
+      if (!isOwnFolder(runDir)) return;
+    } catch {
+      return; // a cleaner has taken it, and another user has made it
+    }
     for (const path of [runDir, ...listDir(runDir).map((name) => join(runDir, name))]) {
       try {
         utimesSync(path, now, now);

@@ -6,7 +6,7 @@
  * arena file) is created and removed only under that lock, so leftovers of a killed life can be cleared without looking twice.
  */
 import { randomBytes } from 'node:crypto';
-import { existsSync, rmSync, writeFileSync } from 'node:fs';
+import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { usableCores } from '@kvtier/config';
@@ -18,7 +18,16 @@ import { checkTls } from './api-options.ts';
 import { FormerNodes } from './former-nodes.ts';
 import { type Members, planMembers } from './members.ts';
 import type { UpOptions } from './options.ts';
-import { arenaDir, givableGroup, keepTouched, makeRunDir, openDataDir, openRunDir } from './places.ts';
+import {
+  arenaDir,
+  givableGroup,
+  isOwnFolder,
+  keepTouched,
+  makeRunDir,
+  openDataDir,
+  openRunDir,
+  removeOwn,
+} from './places.ts';
 import { lastingPorts, probePort } from './ports.ts';
 import { host, planServices, secretFile } from './services.ts';
 import { type ServiceSpec, Supervisor } from './supervisor.ts';
@@ -70,7 +79,11 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
   let supervisor: Supervisor | undefined;
   const cleanUp = (): void => {
     endTouches();
-    if (runDir) rmSync(runDir, { recursive: true, force: true });
+    try {
+      if (runDir) removeOwn(runDir);
+    } catch {
+      // It is not ours any more, and stays; our files are gone with it.
+    }
     for (const dir of nodeDirs) removeStaleArenas(dir, arenaDir);
     native.unlock(lock);
   };
@@ -151,8 +164,8 @@ function writeFiles({ runDir, secret, services }: Place): void {
  * had bound sockets there. @throws KvError SETUP
  */
 function restore(place: Place): readonly string[] {
-  if (existsSync(place.runDir)) return [];
   try {
+    if (isOwnFolder(place.runDir)) return [];
     makeRunDir(place.runDir, place.group);
     writeFiles(place);
     return place.services.filter(({ program }) => program !== 'coordinator').map(({ name }) => name);

@@ -69,6 +69,7 @@ const forms: [string, string, object][] = [
   ['is no object', 'kv_transfer_params', { kv_transfer_params: 'x' }],
   ['hints', 'kv_hints', { kv_hints: { protocol_version: '0.1', actions: [] } }],
   ['says it as an argument', 'vllm_xargs.kv_transfer_params', { vllm_xargs: { kv_transfer_params: 'x' } }],
+  ['has an encoder named', 'ec_transfer_params', { ec_transfer_params: { peer_host: '10.0.0.9', peer_port: 1 } }],
   ['names a host to SGLang', 'bootstrap_host', { bootstrap_host: '10.0.0.9' }],
   ['names a room to SGLang', 'bootstrap_room', { bootstrap_room: 0 }],
 ];
@@ -99,6 +100,14 @@ describe('by default', () => {
 
   it.each<[string, object]>([
     ['does without the store', { kv_transfer_params: { kvtier: { load: false, store: true } } }],
+    ['leaves it as it is without', { kv_transfer_params: { kvtier: { load: null } } }],
+    [
+      'writes out what it leaves away',
+      {
+        kv_transfer_params: { do_remote_prefill: false, do_remote_decode: false, remote_host: null },
+        ...{ bootstrap_port: [null], vllm_xargs: { kv_transfer_params: null } },
+      },
+    ],
     ['says nothing of it', { kv_transfer_params: null, kv_hints: {}, bootstrap_host: null, vllm_xargs: { a: 1 } }],
   ])('whoever %s may', async (_, part) => {
     await open(false, both());

@@ -87,7 +87,7 @@ export function createHttpApp(options: HttpAppOptions): HttpApp {
   app.server.on('connection', (socket: Socket) => {
     if (idle.count > limits.connections && !idle.closeOldest()) socket.destroy();
   });
-  // Those that are being closed are counted, too: it is for a burst alone.
+  // If that should ever not hold.
   app.server.maxConnections = 2 * limits.connections;
   return {
     app,

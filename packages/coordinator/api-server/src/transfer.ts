@@ -25,35 +25,44 @@ export function isLoan(params: unknown): boolean {
   );
 }
 
-/** In `vllm_xargs` vLLM takes them, too. */
-const inArguments = ['kv_transfer_params', 'kv_hints', 'kv_hint'];
+/** Members by themselves; the second one is of encoders apart. In `vllm_xargs` vLLM takes them, too. */
+const members = ['kv_transfer_params', 'ec_transfer_params', 'kv_hints', 'kv_hint'] as const;
+const mostNamed = 64;
 
 /**
  * By which member a body tells a pod where blocks come from, where they go, or how long they stay; undefined: by none. Pods believe it: it
  * names hosts to fetch from, blocks to read whosever they are, and blocks to hold. For its own request a client may do without a store.
  */
 export function transferIn(body: Readonly<Record<string, unknown>>): string | undefined {
-  const { kv_transfer_params: params, kv_hints: hints, vllm_xargs: others } = body;
-  if (!isEmpty(params) && !isOwnChoice(params)) return 'kv_transfer_params';
-  if (!isEmpty(hints)) return 'kv_hints';
+  const named = members.find((name) => !saysNothing(body[name]) && !(name === members[0] && isOwnChoice(body[name])));
+  if (named !== undefined) return named;
+  const { vllm_xargs: others } = body;
   if (typeof others === 'object' && others !== null) {
-    const name = inArguments.find((name) => Object.hasOwn(others, name));
+    const name = members.find((name) => !saysNothing((others as Readonly<Record<string, unknown>>)[name]));
     if (name !== undefined) return `vllm_xargs.${name}`;
   }
   // SGLang's.
-  return Object.keys(body).find((name) => name.startsWith('bootstrap_') && !isEmpty(body[name]));
+  return Object.keys(body)
+    .find((name) => name.startsWith('bootstrap_') && !saysNothing(body[name]))
+    ?.slice(0, mostNamed);
 }
+
+/** Empty, or of members that are: so do programs write out what they leave as it is. */
+const saysNothing = (value: unknown): boolean =>
+  isEmpty(value) || (typeof value === 'object' && Object.values(value as object).every(isUnset));
+const isUnset = (value: unknown): boolean => value === null || value === false || value === '';
 
 export const whyNoTransfer = (member: string): string =>
   `${member}: tells pods where blocks of a prompt come from, go to or stay, which clients may not. Leave it out`;
 
-/** `{"kvtier": {"load": BOOLEAN, "store": BOOLEAN}}`, and nothing else. */
+/** `{"kvtier": {"load": BOOLEAN, "store": BOOLEAN}}`, and nothing else. null is what it is without. */
 function isOwnChoice(params: unknown): boolean {
   const isOnly = (value: unknown, names: readonly string[]): value is Readonly<Record<string, unknown>> =>
     typeof value === 'object' && value !== null && Object.keys(value).every((name) => names.includes(name));
   if (!isOnly(params, [ownKey])) return false;
   const choice = params[ownKey];
-  return isOnly(choice, ['load', 'store']) && Object.values(choice).every((value) => typeof value === 'boolean');
+  const isSaid = (value: unknown): boolean => typeof value === 'boolean' || value === null;
+  return isOnly(choice, ['load', 'store']) && Object.values(choice).every(isSaid);
 }
 
 /** NIXL has one list for each group of layers: all of them may be empty. */

@@ -1,6 +1,7 @@
 /** A gateway's client that tells pods where blocks come from: refused where its body is read, unless the configuration lets it. */
+import { KvError } from '@kvtier/errors';
 import { PodHandOff } from '@kvtier/pod-handoff';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { modes, PickerRig, toldBy } from './testing/index.ts';
 
 let rig: PickerRig;
@@ -50,4 +51,37 @@ it('goes to a pod where the configuration lets clients', async () => {
   expect(toldBy(responses[1]!).endpoint).toBe('10.0.0.1:8000');
   stream.end();
   await stream.closed();
+});
+
+describe('in a body that is not read', () => {
+  const odd = new Error('no JSON that can be read');
+  const busy = new KvError('BUSY', 'later', { retry: true });
+  const utf16 = Buffer.from('{"kv_transfer_params":{"x":NaN}}', 'utf16le');
+  it.each<[string, Error, string | Buffer, number, string?]>([
+    ['by its name', busy, '{"model":"m","kv_transfer_params":{}}', 400],
+    ['another one by its name', odd, '{"bootstrap_room":NaN}', 400],
+    ['in pieces', odd, '{"kv_hint', 400, 's":1}'],
+    ['in other letters', odd, '{"kv_tr\\u0061nsfer_params":NaN}', 400],
+    ['in wide letters', odd, utf16, 400],
+    ['not, and we were busy', busy, '{"prompt":"\\u00e4"}', 200],
+    ['not, and it is odd', odd, '{"prompt":NaN}', 200],
+  ])('%s', async (_, error, first, status, rest) => {
+    rig.reader.script = () => {
+      throw error;
+    };
+    await rig.start();
+    const stream = rig.gateway.open({ modes: modes.duplex });
+    stream.post('/v1/completions');
+    stream.requestBody(first, rest === undefined);
+    if (rest !== undefined) stream.requestBody(rest);
+    const { response } = (await stream.has(1))[0]!;
+    if (response?.$case === 'immediateResponse') {
+      const message = JSON.parse(response.value.body.toString()).error.message;
+      expect(message).toMatch(/^A body that cannot be read here may tell pods no transfer of blocks\./);
+      expect(rig.dispatch.told).toEqual([]);
+    } else expect(response?.$case).toBe('requestHeaders');
+    expect(response?.$case === 'immediateResponse' ? response.value.status?.code : 200).toBe(status);
+    stream.end();
+    await stream.closed();
+  });
 });

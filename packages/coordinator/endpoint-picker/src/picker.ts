@@ -8,6 +8,7 @@
  * any of several models: a pod of another one would say that there is no such model.
  */
 import { type Choice, type Dispatch, type DispatchRequest, Saturated, targetsIn } from '@kvtier/dispatch';
+import { KvError } from '@kvtier/errors';
 import type { Keys } from '@kvtier/kv-index';
 import { endpointOf, type PodHandOff, type Routed } from '@kvtier/pod-handoff';
 import type { Worker } from '@kvtier/registry';
@@ -21,6 +22,7 @@ import { PrefillChoice } from './prefill-choice.ts';
 import { noWorker, Refusal } from './refusal.ts';
 import { Share } from './share.ts';
 import { guess, isModelWanted, type NotRead, type Target, targetOf, thoseKnowing } from './unread.ts';
+import { mayTellTransfers, whyNotUnread } from './unread-transfers.ts';
 
 /** What routing has to know of a request's body. */
 export interface BodyFacts {
@@ -281,12 +283,20 @@ export class Picker {
         return await reader.read(asked.path, await joined(body, signal), signal);
       } catch (error) {
         if (signal.aborted) throw signal.reason;
+        if (!this.#parts.pods?.config.clientParams && (await this.#mayTellTransfers(body, error, signal)))
+          throw new Refusal(400, 'refused', `${whyNotUnread}, or let all clients (podHandOff.clientParams).`);
         logger.debug({ request: asked.id, err: error }, 'a body was not understood: routed by load alone');
         not = { why: 'not_understood', model: await this.modelIn(asked, body, signal) };
       }
     }
     metrics.countUnread(not.why);
     return not;
+  }
+
+  /** `error`: why it was not read, a KvError where that says nothing of what is in it. */
+  async #mayTellTransfers(body: readonly Buffer[], error: unknown, signal: AbortSignal): Promise<boolean> {
+    // Once more: the first copy went to a thread.
+    return mayTellTransfers(Buffer.from(await joined(body, signal)), !(error instanceof KvError));
   }
 }
 

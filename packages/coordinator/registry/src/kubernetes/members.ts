@@ -119,12 +119,13 @@ function placesOf(
       const isForeign = pod !== undefined && !pod.ips.includes(endpoint.host);
       if (isForeign) {
         const what = `EndpointSlice ${slice.name} has it at ${endpoint.host}, which is no address of the pod`;
-        ignored.push({ name, why: `${what}; its own is taken` });
+        ignored.push({ name, why: `${what}; that is ignored, and its own is taken` });
       }
       const host = isForeign ? pod.ip! : endpoint.host;
       // A pod can be in several slices of one Service (a change on its way), and of several Services.
       const other = places.get(name);
-      const isReady = endpoint.isReady && !(pod?.isTerminating ?? false);
+      // What a slice says of another address says nothing of this one.
+      const isReady = (isForeign ? pod.isReady : endpoint.isReady) && !(pod?.isTerminating ?? false);
       places.set(name, {
         ...{ name, host: hostOf(pod, host, other?.host), pod },
         isReady: isReady || (other?.isReady ?? false),
