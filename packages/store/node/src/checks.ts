@@ -16,7 +16,7 @@ import { KvError } from '@kvtier/errors';
 import { failpointFromEnv } from '@kvtier/placement';
 import { checkSocketPath } from '@kvtier/session';
 import type { Check } from '@kvtier/telemetry';
-import { FolderMounts, placesOf, planCapacity } from '@kvtier/tiers';
+import { FolderMounts, isOnRoot, placesOf, planCapacity } from '@kvtier/tiers';
 import { mountsFileOf } from './lower.ts';
 
 const onProblem = (): void => {}; // nobody waits for a second look at the files
@@ -71,15 +71,16 @@ function checkFolder(key: string, folder: string): void {
 /** One that lies where it lay before, and is there or can be made in the one above it: else its disk is not mounted. */
 async function checkDiskFolder(key: string, folder: string, dataDir: string): Promise<void> {
   const above = path.dirname(path.resolve(folder));
-  if (!existsSync(folder) && !existsSync(above)) {
+  const ask = async (at: string) => {
+    const found = statSync(at, { bigint: true, throwIfNoEntry: false });
+    return found === undefined ? null : { device: found.dev, inode: found.ino };
+  };
+  if (!existsSync(folder) && !existsSync(above) && (await isOnRoot(folder, ask))) {
     const remedy = 'mount its disk, or make that folder';
     throw new KvError('SETUP', `${key}: ${folder} cannot be made: there is no folder ${above}; ${remedy}`);
   }
   const mounts = await FolderMounts.read(mountsFileOf(dataDir), [folder]);
-  await mounts.check(folder, async (at) => {
-    const found = statSync(at, { bigint: true, throwIfNoEntry: false });
-    return found === undefined ? null : { device: found.dev, inode: found.ino };
-  });
+  await mounts.check(folder, ask);
   checkFolder(key, folder);
 }
 

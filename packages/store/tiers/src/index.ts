@@ -14,7 +14,7 @@ export { ArenaTier, type ArenaTierOptions } from './arena/arena-tier.ts';
 export { SlotAllocator } from './arena/slot-allocator.ts';
 export { type CodecName, CodecTier, type CodecTierOptions, codecNames } from './codec/codec-tier.ts';
 export { DiskTier } from './disk/disk-tier.ts';
-export { FolderMounts } from './disk/folder-mounts.ts';
+export { FolderMounts, isOnRoot } from './disk/folder-mounts.ts';
 export type { DiskStep } from './disk/options.ts';
 export { type ArenaSlots, type DiskTierOptions, placesOf, planCapacity } from './disk/options.ts';
 export { Followers, followInPages, followInSlices } from './kit/followers.ts';

@@ -4,8 +4,11 @@
  */
 import { KvError } from '@kvtier/errors';
 
-/** EIO, ENXIO, ENODEV, EROFS, ESTALE, EUCLEAN: it is gone, or its file system is damaged, shut down or read-only by now. */
-const broken = new Set([5, 6, 19, 30, 116, 117]);
+/**
+ * EIO, ENXIO, ENODEV, EROFS, EBADMSG (checksums of metadata), ENOTCONN (a server of FUSE), ESTALE, EUCLEAN: it is gone, or its file system is
+ * damaged, shut down or read-only by now.
+ */
+const broken = new Set([5, 6, 19, 30, 74, 107, 116, 117]);
 
 /** The device or its file system is broken: it answers, and cannot be used. */
 export const isBroken = (error: unknown): boolean => broken.has((error as { errno?: number }).errno ?? 0);

@@ -55,6 +55,8 @@ describe.each(['fileFolder', 'fileIdentity', 'fileLock'] as const)('%s', (name) 
     ['ENXIO', 6],
     ['ENODEV', 19],
     ['EROFS', 30],
+    ['EBADMSG', 74],
+    ['ENOTCONN', 107],
     ['ESTALE', 116],
     ['EUCLEAN', 117],
   ])('%s: begins out of service, and is back with what it holds', async (_, errno) => {
@@ -124,8 +126,8 @@ describe('a lock that does not come in time', () => {
 
   it('is given back when it comes after the end', async () => {
     await filled();
-    const { answer } = late();
-    const tier = await open({ timeoutMs: 200 });
+    const { answer, isAsked } = late();
+    const [tier] = await Promise.all([open({ timeoutMs: 1_000 }), isAsked]);
     await tier.close();
     const path = join(bench.dir, 'a', 'lock');
     expect(() => native.lockFile(path)).toThrow(/^LOCKED/);
@@ -148,6 +150,14 @@ describe('a lock that does not come in time', () => {
 });
 
 describe('a folder for which there is none above it', () => {
+  /** As if all were on one file system, or what lies in the bench's folder on one of its own, whatever this machine's /tmp is. */
+  function mountedAt(mount: string): void {
+    const original = native.fileIdentity;
+    vi.spyOn(native, 'fileIdentity').mockImplementation(async (files, path) => {
+      const found = await original.call(native, files, path);
+      return found && { ...found, device: path.startsWith(mount) ? 2n : 1n };
+    });
+  }
   const missing = (): string => join(bench.dir, 'mount', 'kvtier');
   const message = (): string =>
     `${missing()}: is not mounted: it is not there, nor a folder to make it in; mount its disk, or make the folder above it`;
@@ -156,6 +166,7 @@ describe('a folder for which there is none above it', () => {
     const told: string[] = [];
     const log = { ...silentLog, error: (fields: object) => void told.push((fields as { reason: string }).reason) };
     const dirs = [join(bench.dir, 'a'), missing()];
+    mountedAt('/');
     const tier = await open({ dirs, capacityBytes: 8 << 20, log });
     expect(tier.devices.map(({ reason }) => reason)).toEqual(['', message()]);
     expect(told).toEqual([message()]);
@@ -170,7 +181,16 @@ describe('a folder for which there is none above it', () => {
 
   it('the only one: no start, and nothing is made', async () => {
     const before = readdirSync(bench.dir);
+    mountedAt('/');
     await expect(open({ dirs: [missing()] })).rejects.toMatchObject({ code: 'IO', message: message() });
     expect(readdirSync(bench.dir)).toEqual(before);
+  });
+
+  it('is made with all above it on a volume of its own', async () => {
+    mountedAt(bench.dir);
+    const tier = await open({ dirs: [missing()] });
+    expect(tier.stats()).toMatchObject({ inService: true });
+    expect(readdirSync(missing())).toContain('lock');
+    await tier.close();
   });
 });

@@ -24,7 +24,7 @@ import { DiskIo, type ObjectRow } from './disk-io.ts';
 import type { EntryNumber } from './entry-table.ts';
 import { DeviceRoom, isNoSpace } from './file-room.ts';
 import { FolderLock } from './folder-lock.ts';
-import type { AskIdentity, FolderMounts } from './folder-mounts.ts';
+import { type AskIdentity, type FolderMounts, isOnRoot } from './folder-mounts.ts';
 import { pageBytes } from './format.ts';
 import {
   type DiskPlace,
@@ -352,8 +352,10 @@ export class DiskDevice {
   async #takeFirst(ask: AskIdentity): Promise<void> {
     const { dir } = this;
     await this.#owner.mounts.check(dir, ask);
+    // On a volume of its own all of it is made: that one is mounted.
+    const withParents = !(await isOnRoot(dir, ask));
     try {
-      await this.files.run((files) => native.fileFolder(files, dir, false));
+      await this.files.run((files) => native.fileFolder(files, dir, withParents));
     } catch (error) {
       throw (error as { errno?: number }).errno === enoent ? noFolderFor(dir) : error;
     }

@@ -1,6 +1,6 @@
 /**
  * Whose folder it is: a lock on the file `lock` in it, for as long as a device uses what lies there. All that asks the file system does it
- * on the device's own thread, within its time limit.
+ * on the device's own thread, within its time limit, but for closing the file.
  *
  * Invariant: after `take` the file under that name is the one whose lock is held. Whoever removes the folder takes the name away from the
  * lock, and another node may hold the one that was made in its place.

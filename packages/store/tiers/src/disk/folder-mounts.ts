@@ -19,6 +19,9 @@ interface Known {
   readonly lock: string;
 }
 
+/** A device is kept from beginning for no longer by the disk on which this is remembered. */
+const writeMs = 1_000;
+
 /** Which file lies at a path; null: none does. */
 export type AskIdentity = (path: string) => Promise<FileIdentity | null>;
 
@@ -73,9 +76,19 @@ export class FolderMounts {
       const reason = KvError.from(error).message;
       log.warn({ file, reason }, 'where the disk tier’s folders are mounted is not remembered for another start');
     });
-    await this.#writing;
+    // Another disk's, which may hang: it is not waited for without end.
+    let timer: NodeJS.Timeout | undefined;
+    const late = new Promise<void>((resolve) => {
+      timer = setTimeout(resolve, writeMs);
+    });
+    await Promise.race([this.#writing, late]);
+    clearTimeout(timer);
   }
 }
+
+/** It lies, or would lie, on the file system of `/`: what is to be mounted below is not there, as far as can be told. */
+export const isOnRoot = async (dir: string, ask: AskIdentity): Promise<boolean> =>
+  (await mountOf(resolve(dir), ask)) === '/';
 
 /** Of the file system that the folder lies on, or would. A bind mount of the file system that is around it is none. */
 async function mountOf(dir: string, ask: AskIdentity): Promise<string> {
