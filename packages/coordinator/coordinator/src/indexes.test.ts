@@ -2,7 +2,7 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { nodeRecordSchema } from '@kvtier/config';
+import { type NodeRecord, nodeRecordSchema } from '@kvtier/config';
 import { factsOf, recordOf } from '@kvtier/dispatch/testing';
 import { type KvEvent, KvEventPublisher } from '@kvtier/events';
 import { ChainHasher, hashKeyOf } from '@kvtier/identity';
@@ -127,14 +127,16 @@ describe('which models have an index', () => {
   };
   const keys = keysOfHashes(packed, 32);
   let workers: Worker[];
+  let nodes: NodeRecord[];
   let changed: () => void;
   const lines: string[] = [];
   function open(first: Worker[], more: Partial<IndexesOptions> = {}): void {
     workers = first;
+    nodes = [];
     lines.length = 0;
     const fleet = {
       workers: () => workers,
-      nodes: () => [],
+      nodes: () => nodes,
       onChange: (listener: () => void) => {
         changed = listener;
         return () => {};
@@ -223,6 +225,29 @@ describe('which models have an index', () => {
     }
   });
 
+  it('has room for names of blocks where a pod or the node beside it publishes, and keeps it when the last such node goes', () => {
+    const pod = worker(0, 'a');
+    const beside = { ...pod, record: { ...pod.record, node: 'n', events: null } };
+    const nodeOf = (part: object) => [nodeRecordSchema.parse({ name: 'n', ...part })];
+    // With room for names, there is none for so many blocks.
+    const many = new Int32Array(2 * 70_000).map((_, i) => (i % 2 === 0 ? i + 1 : 7));
+    const fits = (): boolean => {
+      indexes!.sent('a', 0, many);
+      return indexes!.state().a!.index.droppedBlocks === 0;
+    };
+    open([beside], { maxBytes: 4 << 20, tokenizers: { a: '/m' } });
+    nodes = nodeOf({ peer: { host: '127.0.0.1', port: 1 }, events: null });
+    changed();
+    expect(fits()).toBe(true);
+    nodes = nodeOf({ events: endpoints() });
+    changed();
+    expect([held('a', 0).blocks, fits()]).toEqual([0, false]);
+    indexes!.sent('a', 0, keys);
+    nodes = [];
+    changed();
+    expect(held('a', 0).blocks).toBe(6);
+  });
+
   it('what an index has counted stays counted when it ends', async () => {
     const told = worker(0, 'a');
     open([{ ...told, record: { ...told.record, events: endpoints() } } as unknown as Worker], {
@@ -267,13 +292,16 @@ describe('which models have an index', () => {
     follow.mockRestore();
   });
 
-  it('of a pod whose prompts are read as text, it says what has to be done', () => {
-    const deaf = worker(1, 'a');
-    open([worker(0, 'a'), { ...deaf, record: { ...deaf.record, events: { ...endpoints(), topic: '' } } }]);
-    const remedy = "name the model's folder in `tokenizers`";
-    expect(indexes!.state().a!.workers.map(({ why }) => why)).toEqual([
-      `publishes no KV events: let it, say where in its record (\`events\`), and ${remedy}`,
-      `its KV events are not read: ${remedy}`,
-    ]);
-  });
+  it.each(['a', 'constructor'])(
+    'of a pod of %s whose prompts are read as text, it says what has to be done',
+    (model) => {
+      const deaf = worker(1, model);
+      open([worker(0, model), { ...deaf, record: { ...deaf.record, events: { ...endpoints(), topic: '' } } }]);
+      const remedy = "name the model's folder in `tokenizers`";
+      expect(indexes!.state()[model]!.workers.map(({ why }) => why)).toEqual([
+        `publishes no KV events: let it, say where in its record (\`events\`), and ${remedy}`,
+        `its KV events are not read: ${remedy}`,
+      ]);
+    },
+  );
 });

@@ -18,6 +18,7 @@ import {
   type FeedTotals,
   type FollowedWorker,
   IndexFeed,
+  type IndexFeedOptions,
   type Keys,
   maxMedia,
   mediumNumbers,
@@ -49,10 +50,16 @@ const unknown: Held = { blocks: 0, byMedium: new Int32Array(maxMedia), isUnknown
 /** A model's workers. */
 type Group = readonly [Worker, ...Worker[]];
 
+/** How prompts and blocks of a model are named. */
+type Names = Required<Pick<IndexFeedOptions, 'blockTokens' | 'hashAlgorithm' | 'isTranslating'>> & {
+  readonly hashSeed: string;
+};
+
 interface Made {
   readonly feed: IndexFeed;
   /** What it was made for. */
   readonly key: string;
+  readonly isTranslating: boolean;
 }
 
 export class Indexes implements Holdings {
@@ -120,10 +127,12 @@ export class Indexes implements Holdings {
 
   #follow(): void {
     const groups = this.#groups();
-    const keys = new Map<string, string>();
-    for (const [model, group] of groups) this.#each(model, () => keys.set(model, JSON.stringify(this.#namesOf(group))));
+    const nodes = new Map(this.#options.fleet.nodes().map((node) => [node.name, node]));
+    const names = new Map<string, Names>();
+    for (const [model, group] of groups) this.#each(model, () => names.set(model, this.#namesOf(group, nodes)));
+    const keyOf = (model: string): string => JSON.stringify(names.get(model));
     for (const model of this.#refused.keys()) if (!groups.has(model)) this.#refused.delete(model);
-    for (const [model, { key }] of [...this.#made]) if (keys.get(model) !== key) this.#end(model);
+    for (const [model, { key }] of [...this.#made]) if (keyOf(model) !== key) this.#end(model);
     const { maxBytes: allBytes, access, logger } = this.#options;
     const maxBytes = Math.floor(allBytes / Math.max(groups.size, 1));
     // All give before anybody takes.
@@ -133,14 +142,13 @@ export class Indexes implements Holdings {
         logger.warn({ model }, `KV index of ${model}: has taken more than its share of ${maxBytes} bytes; begins anew`);
         this.#end(model);
       });
-    const nodes = new Map(this.#options.fleet.nodes().map((node) => [node.name, node]));
-    for (const [model, key] of keys) {
+    for (const [model, its] of names) {
       const group = groups.get(model)!;
       this.#each(model, () => {
         let feed = this.#made.get(model)?.feed;
         if (feed === undefined) {
-          feed = new IndexFeed({ maxBytes, ...this.#namesOf(group), access, logger });
-          this.#made.set(model, { feed, key });
+          feed = new IndexFeed({ maxBytes, ...its, access, logger });
+          this.#made.set(model, { feed, key: keyOf(model), isTranslating: its.isTranslating });
         }
         feed.follow(this.#followed(group, nodes));
         this.#refused.delete(model);
@@ -202,16 +210,20 @@ export class Indexes implements Holdings {
 
   /** Nobody says where its tokenizer is. */
   #isText({ facts }: Worker): boolean {
-    return facts!.modelDir === '' && this.#options.tokenizers[facts!.model] === undefined;
+    // Workers name their models as they like.
+    return facts!.modelDir === '' && !Object.hasOwn(this.#options.tokenizers, facts!.model);
   }
 
   /** How prompts and blocks are named. Of workers that hash otherwise than we do, the index translates what they tell. */
-  #namesOf(group: Group) {
+  #namesOf(group: Group, nodes: ReadonlyMap<string, NodeRecord>): Names {
     const { facts } = group.find((worker) => worker.facts!.blockTokens > 0) ?? group[0];
     const { blockTokens, hashAlgorithm, hashSeed, modelDir } = facts!;
     const isOurs = modelDir !== '' && hashAlgorithm !== '';
+    const isRead = (node: string | null): boolean => node !== null && (nodes.get(node)?.events ?? null) !== null;
+    // A node that goes may come again: the index would begin anew twice.
+    const before = this.#made.get(facts!.model)?.isTranslating === true;
     const isTranslating = group.some(
-      ({ record }) => record.kind === 'openai' && (record.events !== null || record.node !== null),
+      ({ record }) => record.kind === 'openai' && (before || record.events !== null || isRead(record.node)),
     );
     return {
       blockTokens: blockTokens > 0 ? blockTokens : textBlockTokens,

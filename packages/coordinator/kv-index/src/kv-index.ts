@@ -235,6 +235,12 @@ export class KvIndex {
     return sources.some((source) => this.#chains.sets.mediaOf(set, source) !== 0);
   }
 
+  /** Somebody has this block. */
+  isHeldByAny(low: number, high: number): boolean {
+    const record = this.#chains.table.find(low, high);
+    return record !== none && !this.#chains.sets.isEmpty(this.#chains.latestOf(record));
+  }
+
   /** Media of every source that holds this block, by source. For tests and for tools. */
   holdersOf(low: number, high: number): Uint8Array {
     const record = this.#chains.table.find(low, high);

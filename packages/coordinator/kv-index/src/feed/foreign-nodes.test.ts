@@ -1,88 +1,23 @@
 /** Nodes beside engines that name blocks otherwise than we do: what of theirs a prompt finds, whatever they tell in which order. */
-import { encodeBatch, type KvEvent, PackedDecoder } from '@kvtier/events';
-import { ChainHasher } from '@kvtier/identity';
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { keysOfHashes } from '../keys.ts';
-import { KvIndex } from '../kv-index.ts';
-import { LieCounts, Lies } from './lies.ts';
+import {
+  bare,
+  blockTokens,
+  described,
+  first,
+  length,
+  promptOf,
+  removed,
+  foreignRig as rig,
+  second,
+} from '../testing/foreign-nodes.ts';
 import { mediumNumbers } from './media.ts';
 import { NamesBudget } from './names-budget.ts';
-import { NodeListing } from './node-listing.ts';
-import { SharedBlocks } from './shared-blocks.ts';
 import { WaitingRuns } from './waiting-runs.ts';
 
-const blockTokens = 4;
-const length = 8;
-const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens });
-/** As an engine with another root has them. */
-const theirs = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens, rootSeed: 'another' });
-
-/** Of so many blocks; prompts of one seed begin alike. */
-function promptOf(seed: number, blocks = length) {
-  const tokens = Array.from({ length: blocks * blockTokens }, (_, i) => 1_000 * seed + i);
-  const packed = theirs.hashBlocks(null, Uint32Array.from(tokens));
-  const bytes = theirs.hashBytes;
-  const hashes = Array.from({ length: blocks }, (_, i) => packed.readBigUInt64BE((i + 1) * bytes - 8));
-  return { tokens, hashes, keys: keysOfHashes(hasher.hashBlocks(null, Uint32Array.from(tokens)), hasher.hashBytes) };
-}
 const prompts = [1, 2].map((seed) => promptOf(seed));
-type Prompt = ReturnType<typeof promptOf>;
-
-const [first, second] = ['0000000000000001', '0000000000000002'] as const;
-const local = { blockSize: blockTokens, loraId: null, loraName: null };
-const described = ({ hashes, tokens }: Prompt, from = 0, to = length, medium = 'CPU'): KvEvent => ({
-  ...{ type: 'BlockStored', blockHashes: hashes.slice(from, to), medium, ...local },
-  parentBlockHash: from === 0 ? null : hashes[from - 1]!,
-  tokenIds: tokens.slice(from * blockTokens, to * blockTokens),
-});
-const bare = ({ hashes }: Prompt, from = 0, to = length, medium = 'DISK'): KvEvent => ({
-  ...{ type: 'BlockStored', blockHashes: hashes.slice(from, to), medium, ...local },
-  ...{ parentBlockHash: null, tokenIds: [] },
-});
-const removed = ({ hashes }: Prompt, from = 0, to = length, medium = 'CPU'): KvEvent => ({
-  ...{ type: 'BlockRemoved', blockHashes: hashes.slice(from, to), medium },
-});
-
-function rig({ namesBytes = 1 << 20, maxBlocks = 1e5 } = {}) {
-  const index = new KvIndex({ maxBytes: 1 << 22, countedMedia: 1 << mediumNumbers.gpu });
-  const counts = new LieCounts();
-  const lines: string[] = [];
-  const log = { info: () => undefined, warn: (_: object, message: string) => void lines.push(message) };
-  const lies = new Lies('cache node n', counts, log, () => 0);
-  const shared = new SharedBlocks(index, 1e6, () => undefined);
-  const budget = new NamesBudget(namesBytes);
-  const teller = { resync: () => undefined };
-  const told = { unnamed: 0, leftOut: 0 };
-  const listing = new NodeListing({
-    ...{ index, blockTokens, maxBlocks, shared, teller, lies, renaming: { hasher, budget } },
-    onUnnamed: (blocks) => {
-      told.unnamed += blocks;
-    },
-    onLeftOut: (blocks) => {
-      told.leftOut += blocks;
-    },
-  });
-  const decoder = new PackedDecoder({ tokens: true });
-  const say = (events: readonly KvEvent[], namespace: string = first, ts = 1): void => {
-    const batch = decoder.decode(encodeBatch({ ts, events, dataParallelRank: null }));
-    for (const _ of listing.apply({ kind: 'batch', seq: 0, topic: `kv@${namespace}`, batch }));
-  };
-  const begins = (kind: 'snapshot' | 'restarted' = 'snapshot'): void => {
-    const item = kind === 'snapshot' ? ({ kind, seq: 0 } as const) : ({ kind, lastSeq: 0 } as const);
-    for (const _ of listing.apply(item));
-  };
-  /** What an engine beside it can load of a prompt. */
-  const held = ({ keys }: Prompt): number => {
-    const targets = listing.namespaces.map((namespace) => ({
-      sources: [listing.partOf(namespace) ?? [], shared.partsOf(teller, namespace)].flat().map(({ source }) => source),
-    }));
-    return Math.min(...index.match(keys, targets).map(({ blocks }) => blocks), targets.length === 0 ? 0 : length);
-  };
-  return { index, listing, budget, say, begins, held, told, lies: counts.byKind, lines };
-}
-
-const [prompt, other] = prompts as [Prompt, Prompt];
+const [prompt, other] = prompts as [ReturnType<typeof promptOf>, ReturnType<typeof promptOf>];
 
 describe('what a node beside an engine of other names holds', () => {
   it('is found by a prompt where its tokens are told, in memory, on disk and in shared tiers', () => {
@@ -181,23 +116,25 @@ describe('what a node beside an engine of other names holds', () => {
 });
 
 it('of blocks that wait for the one before them, the oldest go first', () => {
-  const budget = new NamesBudget(1 << 20);
-  const waiting = new WaitingRuns(budget, 8);
-  const place = { namespace: first, medium: mediumNumbers.cpu };
+  const budget = new NamesBudget(16 * 3_000);
+  const waiting = new WaitingRuns<string>(budget);
+  const place = { namespace: first, medium: mediumNumbers.cpu, owner: 'n', atS: 1 };
   const runs = [1, 2, 3].map((seed) => promptOf(seed).keys);
-  for (const keys of runs) {
-    const words = new Int32Array(4 * blockTokens);
-    expect(waiting.hold(place, keys.subarray(2, 10), words, keys.subarray(0, 2))).toBe(true);
-  }
-  expect(waiting.hold(place, runs[0]!.subarray(0), new Int32Array(0), runs[1]!)).toBe(true);
-  expect(runs.map((keys) => waiting.take(keys, 0).length)).toEqual([0, 1, 0]);
-  expect(waiting.hold(place, promptOf(4, 9).keys, new Int32Array(0), runs[0]!)).toBe(false);
+  const words = new Int32Array(4 * blockTokens);
+  for (const keys of runs)
+    expect(waiting.hold({ ...place, keys: keys.subarray(2, 10), tokens: words, parent: keys.subarray(0, 2) })).toBe(
+      true,
+    );
+  expect(runs.map((keys) => waiting.followersOf(keys, 0).length)).toEqual([0, 1, 1]);
+  const tooMany = promptOf(4, 20).keys;
+  expect(waiting.hold({ ...place, keys: tooMany, tokens: words, parent: undefined })).toBe(false);
+  waiting.clear('n');
   expect([waiting.isEmpty, budget.bytes]).toEqual([true, 0]);
 });
 
 const step = fc.record({
   kind: fc.constantFrom('store', 'store', 'bare', 'remove', 'clear', 'snapshot', 'restart'),
-  ...{ chain: fc.nat(1), from: fc.nat(length - 1), blocks: fc.integer({ min: 1, max: length }) },
+  ...{ node: fc.nat(1), chain: fc.nat(1), from: fc.nat(length - 1), blocks: fc.integer({ min: 1, max: length }) },
   ...{ medium: fc.constantFrom('CPU', 'DISK'), namespace: fc.constantFrom(first, second) },
   order: fc.array(fc.nat(1_000), { minLength: 64, maxLength: 64 }),
 });
@@ -205,28 +142,30 @@ const step = fc.record({
 it('never more than it holds, and after a snapshot with tokens, in whatever order, all that each rank does', () => {
   fc.assert(
     fc.property(fc.array(step, { minLength: 1, maxLength: 30 }), (steps) => {
-      const { index, listing, say, begins, held, budget } = rig();
-      /** By namespace and medium: which blocks of which prompt. */
-      const truth = new Map<string, Set<number>>();
-      const at = (namespace: string, medium: string): Set<number> => {
+      const { index, all, budget } = rig({ nodes: 2 });
+      /** By node, namespace and medium: which blocks of which prompt. */
+      const truth = all.map(() => new Map<string, Set<number>>());
+      const at = (node: number, namespace: string, medium: string): Set<number> => {
         const key = `${namespace}/${medium}`;
-        const those = truth.get(key) ?? new Set();
-        truth.set(key, those);
+        const those = truth[node]!.get(key) ?? new Set();
+        truth[node]!.set(key, those);
         return those;
       };
-      const most = (chain: number): number => {
-        const needed = listing.namespaces.map((namespace) => {
+      const most = (node: number, chain: number): number => {
+        const { namespaces } = all[node]!.listing;
+        const needed = namespaces.map((namespace) => {
           let count = 0;
           const has = (block: number): boolean =>
-            ['CPU', 'DISK'].some((medium) => at(namespace, medium).has(length * chain + block));
+            ['CPU', 'DISK'].some((medium) => at(node, namespace, medium).has(length * chain + block));
           while (count < length && has(count)) count++;
           return count;
         });
         return Math.min(...needed, needed.length === 0 ? 0 : length);
       };
-      for (const { kind, chain, from, blocks, medium, namespace, order } of steps) {
+      for (const { kind, node, chain, from, blocks, medium, namespace, order } of steps) {
+        const { say, begins, held } = all[node]!;
         const to = Math.min(length, from + blocks);
-        const those = at(namespace, medium);
+        const those = at(node, namespace, medium);
         const named = Array.from({ length: to - from }, (_, i) => length * chain + from + i);
         if (kind === 'store' || kind === 'bare') {
           say([(kind === 'store' ? described : bare)(prompts[chain]!, from, to, medium)], namespace);
@@ -239,19 +178,23 @@ it('never more than it holds, and after a snapshot with tokens, in whatever orde
           those.clear();
         } else {
           begins(kind === 'restart' ? 'restarted' : 'snapshot');
-          const all = [...truth].flatMap(([key, blocks]) => [...blocks].map((block) => [key, block] as const));
-          const mixed = all.map((one, i) => [order[i % 64]!, one] as const).sort(([a], [b]) => a - b);
+          const told = [...truth[node]!].flatMap(([key, blocks]) => [...blocks].map((block) => [key, block] as const));
+          const mixed = told.map((one, i) => [order[i % 64]!, one] as const).sort(([a], [b]) => a - b);
           for (const [, [key, block]] of mixed) {
             const [where, what] = key.split('/') as [string, string];
             const place = block % length;
             say([described(prompts[Math.floor(block / length)]!, place, place + 1, what)], where);
           }
-          for (const number of [0, 1]) expect(held(prompts[number]!)).toBe(most(number));
+          for (const number of [0, 1]) expect(held(prompts[number]!)).toBe(most(node, number));
         }
-        for (const number of [0, 1]) expect(held(prompts[number]!)).toBeLessThanOrEqual(most(number));
+        for (const [i, { held }] of all.entries())
+          for (const number of [0, 1]) expect(held(prompts[number]!)).toBeLessThanOrEqual(most(i, number));
         index.checkIntegrity();
       }
-      listing.forget();
+      // All that is described by one of the two is credited to whoever holds it, when both have told all.
+      for (const chain of [0, 1]) for (const where of [first, second]) all[0]!.say([described(prompts[chain]!)], where);
+      for (const chain of [0, 1]) expect(all[1]!.held(prompts[chain]!)).toBe(most(1, chain));
+      for (const { listing } of all) listing.forget();
       expect(budget.bytes).toBe(0);
     }),
     { numRuns: 150 },

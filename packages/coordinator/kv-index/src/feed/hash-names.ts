@@ -37,11 +37,22 @@ export class HashNames {
     return this.#table?.count ?? 0;
   }
 
-  add(low: number, high: number, hash: Uint8Array): Added {
+  /** What it was marked with; undefined: not named. */
+  markOf(low: number, high: number): number | undefined {
+    const record = this.#table?.find(low, high) ?? none;
+    return record === none ? undefined : this.#table!.placeOf(record);
+  }
+
+  mark(low: number, high: number, mark: number): void {
+    const record = this.#table?.find(low, high) ?? none;
+    if (record !== none) this.#table!.move(record, 0, mark);
+  }
+
+  add(low: number, high: number, hash: Uint8Array, mark = 0): Added {
     let record = this.#table?.find(low, high) ?? none;
     if (record === none) {
       if (this.#table !== undefined && this.#table.count >= this.#maxBlocks) return 'blocks';
-      const inserted = this.#insert(low, high);
+      const inserted = this.#insert(low, high, mark);
       if (inserted === undefined) return 'bytes';
       record = inserted;
     }
@@ -54,12 +65,24 @@ export class HashNames {
     if (record !== none) this.#table!.delete(record);
   }
 
-  /** Drops those of no use, so many records looked at with each `next`. */
-  *review(records: number, isOfUse: (hash: Buffer) => boolean): Generator<void, void> {
+  /**
+   * Drops those of no use, so many records looked at with each `next`: those that were found so in the reviews before, too, so many in
+   * all. Returns how many are of use.
+   */
+  *review(records: number, isOfUse: (hash: Buffer) => boolean, patience = 1): Generator<void, number> {
+    let ofUse = 0;
+    // Others add and drop meanwhile, and may clear all.
     for (let record = 0; record < (this.#table?.used ?? 0); record++) {
-      if (this.#table!.runOf(record) !== none && !isOfUse(this.#hashOf(record))) this.#table!.delete(record);
+      const table = this.#table!;
+      if (table.runOf(record) !== none) {
+        const found = isOfUse(this.#hashOf(record)) ? 0 : table.foldOf(record) + 1;
+        if (found === 0) ofUse++;
+        if (found >= patience) table.delete(record);
+        else table.setFold(record, found);
+      }
       if ((record + 1) % records === 0) yield;
     }
+    return ofUse;
   }
 
   clear(): void {
@@ -76,7 +99,7 @@ export class HashNames {
     return this.#hashBytes << chunkBits;
   }
 
-  #insert(low: number, high: number): number | undefined {
+  #insert(low: number, high: number, mark: number): number | undefined {
     const table = this.#table ?? new HashTable(this.#maxBlocks);
     // A record that was given back has its place for a hash already.
     const isChunk = table.count === table.used && table.used === this.#chunks.length << chunkBits;
@@ -84,7 +107,9 @@ export class HashNames {
     if (!this.#budget.take(grown + (this.#table === undefined ? emptyTableBytes : 0))) return undefined;
     this.#table = table;
     if (isChunk) this.#chunks.push(Buffer.alloc(this.#chunkBytes));
-    return table.insert(low, high, 0, 0);
+    const record = table.insert(low, high, 0, mark);
+    table.setFold(record, 0); // it may have been another one's
+    return record;
   }
 
   #hashOf(record: number): Buffer {

@@ -16,12 +16,12 @@ import { EngineListing } from './engine-listing.ts';
 import { EngineStreams } from './engine-streams.ts';
 import { type FollowedWorker, type NodeEntry, ranksOf, sourcesOf, type WorkerEntry } from './followed.ts';
 import { FollowedStream, type Subscribe } from './followed-stream.ts';
+import { ForeignNames } from './foreign-names.ts';
 import { Learning } from './learning.ts';
 import { type FeedLog, LieCounts, Lies } from './lies.ts';
 import { mediumNumbers } from './media.ts';
 import { NamesBudget } from './names-budget.ts';
 import { NodeListing } from './node-listing.ts';
-import type { Renaming } from './node-names.ts';
 import { Questions } from './questions.ts';
 import { Reliance } from './reliance.ts';
 import { SharedBlocks } from './shared-blocks.ts';
@@ -95,6 +95,7 @@ export class IndexFeed {
   /** Of publishers that are followed no more. */
   readonly #pastBreaks = noBreaks();
   readonly #hasher: ChainHasher;
+  readonly #foreign: ForeignNames;
   readonly #subscribe: Subscribe;
   readonly #lies = new LieCounts();
   readonly #turns = new Turns();
@@ -117,6 +118,10 @@ export class IndexFeed {
     // Only an engine's pool holds a block several times; tiers may be told of one twice, and hold it once.
     this.#index = new KvIndex({ maxBytes, countedMedia: 1 << mediumNumbers.gpu });
     this.#hasher = new ChainHasher({ algorithm: hashAlgorithm, blockTokens, rootSeed });
+    this.#foreign = new ForeignNames({
+      ...{ hasher: this.#hasher, blockTokens, maxBlocks: this.#mostBlocks, budget: this.#names },
+      isHeld: (low, high) => this.#index.isHeldByAny(low, high),
+    });
     this.#shared = new SharedBlocks(this.#index, this.#mostBlocks, this.#changed);
     this.#questions = new Questions(this.#workers, this.#nodes, this.#shared, blockTokens);
     this.#learning = new Learning(this.#index, this.#turns);
@@ -261,7 +266,7 @@ export class IndexFeed {
     const isForeign = record.kind === 'openai';
     const lies = new Lies(`worker ${record.name}`, this.#lies, logger, () => this.#nowS() * 1_000);
     const maxBlocks = Math.min(totalBlocks ? poolSlack * totalBlocks : this.#mostBlocks, this.#mostBlocks);
-    const renaming = isForeign ? this.#renaming : undefined;
+    const renaming = isForeign ? { hasher: this.#hasher, budget: this.#names } : undefined;
     const common = { index: this.#index, blockTokens, maxBlocks, renaming, lies, onLeftOut: this.#onLeftOut };
     const listings: EngineListing[] = [];
     const streams = sourcesOf(followed).map((events, i) => {
@@ -319,14 +324,11 @@ export class IndexFeed {
     const teller = { resync: () => stream?.resync() };
     const listing = new NodeListing({
       ...{ index: this.#index, blockTokens, maxBlocks: this.#mostBlocks, shared: this.#shared, teller, lies },
-      ...{ renaming: isForeign ? this.#renaming : undefined, onLeftOut: this.#onLeftOut, onUnnamed: this.#onUnnamed },
+      ...{ names: isForeign ? this.#foreign : undefined, onChange: this.#changed },
+      ...{ onLeftOut: this.#onLeftOut, onUnnamed: this.#onUnnamed },
     });
     stream = record.events === null ? undefined : this.#stream(record.events, listing, false, isForeign);
     return { record, listing, stream, teller, why: undefined, isWarned: false };
-  }
-
-  get #renaming(): Renaming {
-    return { hasher: this.#hasher, budget: this.#names };
   }
 
   readonly #onLeftOut = (blocks: number): void => {

@@ -5,6 +5,7 @@
 export class NamesBudget {
   #maxBytes: number;
   #bytes = 0;
+  #giveWay: () => boolean = () => false;
 
   constructor(maxBytes: number) {
     this.#maxBytes = maxBytes;
@@ -19,8 +20,20 @@ export class NamesBudget {
     return this.#bytes;
   }
 
+  /** Called as long as names need more than there is: what is worth less goes, piece by piece. False: there is nothing more of it. */
+  set whenShort(giveWay: () => boolean) {
+    this.#giveWay = giveWay;
+  }
+
   /** False: there is no room. */
   take(bytes: number): boolean {
+    while (this.#bytes + bytes > this.#maxBytes) if (!this.#giveWay()) return false;
+    this.#bytes += bytes;
+    return true;
+  }
+
+  /** The same, of what nobody else has. */
+  takeSpare(bytes: number): boolean {
     if (this.#bytes + bytes > this.#maxBytes) return false;
     this.#bytes += bytes;
     return true;
@@ -32,7 +45,7 @@ export class NamesBudget {
 
   /** False: more is taken than that. */
   resize(maxBytes: number): boolean {
-    if (this.#bytes > maxBytes) return false;
+    while (this.#bytes > maxBytes) if (!this.#giveWay()) return false;
     this.#maxBytes = maxBytes;
     return true;
   }

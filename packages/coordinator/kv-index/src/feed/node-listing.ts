@@ -6,9 +6,10 @@
 import { type PackedBatch, recordType, type StreamItem } from '@kvtier/events';
 import type { Keys, KvIndex, Parent } from '../kv-index.ts';
 import type { Problem } from './followed-stream.ts';
+import type { ForeignNames } from './foreign-names.ts';
 import type { Lies } from './lies.ts';
 import { mediumNumbers, mediumOf, sharedMedia } from './media.ts';
-import { NodeNames, type Renaming } from './node-names.ts';
+import { NodeNames } from './node-names.ts';
 import { eventsIn, type PackedEvent } from './packed-events.ts';
 import { Part } from './part.ts';
 import type { SharedBlocks, Teller } from './shared-blocks.ts';
@@ -23,8 +24,10 @@ export interface NodeListingOptions {
   readonly shared: SharedBlocks;
   readonly teller: Teller;
   readonly lies: Lies;
-  /** Set beside engines that hash otherwise. */
-  readonly renaming?: Renaming | undefined;
+  /** Set beside engines that hash otherwise: what names of blocks all such nodes share. */
+  readonly names?: ForeignNames | undefined;
+  /** Its namespaces are others, by what another node told. */
+  readonly onChange?: () => void;
   /** So many blocks were told of, and are not in the index for want of room. */
   readonly onLeftOut?: (blocks: number) => void;
   /** So many were, and nobody knows their tokens. */
@@ -33,6 +36,7 @@ export interface NodeListingOptions {
 
 /** Namespaces of one node. */
 const maxParts = 64;
+const localMedia = [mediumNumbers.cpu, mediumNumbers.disk];
 
 export class NodeListing {
   readonly #options: NodeListingOptions;
@@ -42,15 +46,19 @@ export class NodeListing {
   readonly #names: NodeNames | undefined;
   /** Of renamed ones: those that an engine beside it needs. */
   #needed: readonly string[] = [];
+  /** Parts that there were when it said last that something is other. */
+  #partsTold = 0;
 
   constructor(options: NodeListingOptions) {
     this.#options = options;
     this.#slicer = new Slicer(options.index);
-    const { renaming, blockTokens, maxBlocks, lies, onLeftOut = () => {}, onUnnamed = () => {} } = options;
-    if (renaming === undefined) return;
+    const { names, blockTokens, lies, onLeftOut = () => {}, onUnnamed = () => {} } = options;
+    if (names === undefined) return;
     this.#names = new NodeNames({
-      ...{ ...renaming, blockTokens, maxBlocks, lies, onLeftOut, onUnnamed, credits: () => this.#credits() },
+      ...{ names, blockTokens, lies, onLeftOut, onUnnamed, onChange: () => this.#changed() },
       credit: (place, keys, parent) => this.#credit(place, keys, parent),
+      doubt: (keys) => this.#doubt(keys),
+      drop: (namespace) => this.#drop(namespace),
     });
   }
 
@@ -66,7 +74,7 @@ export class NodeListing {
 
   /** Why nothing is known of what it holds, though it tells. */
   get problem(): Problem | undefined {
-    return this.#names?.isStrange ? unnamed : undefined;
+    return this.#names?.problem;
   }
 
   partOf(namespace: string): Part | undefined {
@@ -76,15 +84,19 @@ export class NodeListing {
   /** As EngineListing's. */
   *apply(item: StreamItem<PackedBatch>): Generator<void, boolean> {
     tellUnread(item, this.#options.lies);
-    if (item.kind === 'restarted') return this.#leave();
+    if (item.kind === 'restarted') {
+      this.#names?.restarted();
+      return this.#leave();
+    }
     if (item.kind !== 'batch') {
       this.#options.shared.voided(this.#options.teller);
       return this.#void();
     }
     const namespace = namespaceIn(item.topic);
-    const before = this.#parts.size;
     yield* this.#slicer.inTurns(this.#events(namespace, item.batch));
-    return this.#needs() || this.#parts.size !== before;
+    const isOther = this.#needs() || this.#parts.size !== this.#partsTold;
+    this.#partsTold = this.#parts.size;
+    return isOther;
   }
 
   /** All that it said is void, and its names are of no use any more. */
@@ -118,6 +130,7 @@ export class NodeListing {
     const had = this.#parts.size > 0;
     for (const part of this.#parts.values()) part.close();
     this.#parts.clear();
+    this.#partsTold = 0;
     return had;
   }
 
@@ -206,13 +219,23 @@ export class NodeListing {
     yield keys.length / 2;
   }
 
-  /** Whether the index credits it with a block now. */
-  #credits(): (low: number, high: number) => boolean {
-    const { index, shared, teller } = this.#options;
-    const parts = [...this.#parts.values()];
-    for (const namespace of this.#names?.namespaces ?? []) parts.push(...shared.partsOf(teller, namespace));
-    const target = { sources: parts.map(({ source }) => source) };
-    return (low, high) => index.isHeld(low, high, target);
+  /** It is not to be credited with these any more. */
+  #doubt(keys: Keys): void {
+    for (const part of this.#parts.values()) for (const medium of localMedia) part.removed(medium, keys);
+    this.#options.shared.doubt(keys);
+  }
+
+  #drop(namespace: string): void {
+    this.#parts.get(namespace)?.close();
+    // Its number is free, and must not be asked for.
+    if (this.#parts.delete(namespace)) this.#changed();
+  }
+
+  /** What another node told may have made its namespaces others. */
+  #changed(): void {
+    const isOther = this.#needs() || this.#parts.size !== this.#partsTold;
+    this.#partsTold = this.#parts.size;
+    if (isOther) this.#options.onChange?.();
   }
 
   #partOf(namespace: string): Part | undefined {
@@ -226,12 +249,6 @@ export class NodeListing {
     return part;
   }
 }
-
-const unnamed: Problem = {
-  what: 'none of its blocks can be named, as it tells no tokens of them',
-  remedy:
-    'say `kvEvents.tokenIdBytes` in its configuration; what it stored before counts when it is stored again; of SGLang nobody is told tokens',
-};
 
 /** What `subtopicOf` appends to a topic; empty: nothing. */
 const namespaceIn = (topic: string): string => /@([0-9a-f]{16})$/.exec(topic)?.[1] ?? '';

@@ -64,3 +64,18 @@ describe('a node that is believed no more in the middle of its message', () => {
     expect(index.stats().blocks).toBe(0);
   });
 });
+
+it('of more namespaces than there is room for, the one that was silent longest goes', () => {
+  const { index, shared, a } = rig();
+  const say = (namespace: string): void => {
+    const event = { type: recordType.stored, keys: keys.subarray(0, 2) };
+    for (const _ of shared.event(a, namespace, redis, event));
+  };
+  for (let i = 0; i < 256; i++) say(`${i}`);
+  say('0');
+  for (let i = 256; i < 300; i++) say(`${i}`);
+  expect([index.sourceCount, shared.namespaces.length]).toEqual([256, 256]);
+  const isThere = ['0', '1', '44', '45', '299'].map((namespace) => shared.all(namespace).length);
+  expect(isThere).toEqual([1, 0, 0, 1, 1]);
+  index.checkIntegrity();
+});

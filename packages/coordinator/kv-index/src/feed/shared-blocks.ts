@@ -4,7 +4,7 @@
  * one is lost or its events cannot be relied on: then nothing is counted twice, and nothing stays that nobody watches.
  */
 import { recordType } from '@kvtier/events';
-import type { KvIndex } from '../kv-index.ts';
+import type { Keys, KvIndex } from '../kv-index.ts';
 import type { PackedEvent } from './packed-events.ts';
 import { Part } from './part.ts';
 import { slices } from './slices.ts';
@@ -22,6 +22,7 @@ interface Medium {
   teller: Teller | undefined;
   /** Who told of this medium, and has not said since that it lost it. */
   readonly told: Set<Teller>;
+  /** By namespace; of which something was stored last is the last one. */
   readonly parts: Map<string, Part>;
 }
 
@@ -77,10 +78,14 @@ export class SharedBlocks {
     if (medium.teller !== teller) return;
     let part = medium.parts.get(namespace);
     if (part === undefined) {
-      if (event.type === recordType.removed || medium.parts.size >= maxParts) return;
+      if (event.type === recordType.removed) return;
+      this.#makeRoom(medium);
       part = new Part(this.#index, this.#maxBlocks);
-      medium.parts.set(namespace, part);
       this.#onChange();
+    }
+    if (event.type === recordType.stored) {
+      medium.parts.delete(namespace);
+      medium.parts.set(namespace, part);
     }
     for (const keys of slices(event.keys)) {
       if (event.type === recordType.removed) part.removed(number, keys);
@@ -89,6 +94,11 @@ export class SharedBlocks {
       // Others go on meanwhile: where this node is not believed any more, the part's number may be somebody else's.
       if (medium.parts.get(namespace) !== part) return;
     }
+  }
+
+  /** Nobody knows whether these are what they are said to be. */
+  doubt(keys: Keys): void {
+    for (const [number, { parts }] of this.#media) for (const part of parts.values()) part.removed(number, keys);
   }
 
   /** What this node said is void; it goes on telling. */
@@ -129,6 +139,14 @@ export class SharedBlocks {
     medium.teller = teller;
     // It told of changes only since it began: now all is wanted of it.
     teller?.resync();
+  }
+
+  /** For one namespace more: the one that was silent longest goes, as of an engine that was set up otherwise. */
+  #makeRoom({ parts }: Medium): void {
+    const [silent] = parts;
+    if (silent === undefined || parts.size < maxParts) return;
+    silent[1].close();
+    parts.delete(silent[0]);
   }
 
   #empty(medium: Medium): void {

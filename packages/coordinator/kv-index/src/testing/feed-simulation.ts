@@ -10,12 +10,14 @@
 import type { KvEvent } from '@kvtier/events';
 import { ChainHasher } from '@kvtier/identity';
 import { EngineListing } from '../feed/engine-listing.ts';
+import { ForeignNames } from '../feed/foreign-names.ts';
 import { LieCounts, Lies } from '../feed/lies.ts';
 import { mediumNumbers } from '../feed/media.ts';
 import { NamesBudget } from '../feed/names-budget.ts';
 import { NodeListing } from '../feed/node-listing.ts';
 import { SharedBlocks, type Teller } from '../feed/shared-blocks.ts';
 import { KvIndex } from '../kv-index.ts';
+import { Held } from './held.ts';
 import { randomOf, type SimCounts, SimFollower, SimPublisher, simCounts } from './sim-publisher.ts';
 
 export interface FeedSimulationOptions {
@@ -63,39 +65,6 @@ const pageSize = 16;
 const namesBytes = 1 << 20;
 const hasher = new ChainHasher({ algorithm: 'xxhash_cbor', blockTokens });
 
-/** One who holds blocks: on one medium, at most so many, the oldest go first. */
-class Held {
-  /** Hash → copies, the one used longest ago first. */
-  readonly copies = new Map<bigint, number>();
-  readonly droppedAtMs = new Map<bigint, number>();
-  readonly most: number;
-
-  constructor(most: number) {
-    this.most = most;
-  }
-
-  add(hash: bigint, copies = 1): void {
-    const before = this.copies.get(hash) ?? 0;
-    this.copies.delete(hash);
-    this.copies.set(hash, before + copies);
-    this.droppedAtMs.delete(hash);
-  }
-
-  drop(hash: bigint, nowMs: number): void {
-    const left = this.copies.get(hash)! - 1;
-    if (left > 0) this.copies.set(hash, left);
-    else {
-      this.copies.delete(hash);
-      this.droppedAtMs.set(hash, nowMs);
-    }
-  }
-
-  clear(nowMs: number): void {
-    for (const hash of this.copies.keys()) this.droppedAtMs.set(hash, nowMs);
-    this.copies.clear();
-  }
-}
-
 /** Who the index should credit: a source, a medium and the truth of it. */
 interface Claim {
   readonly name: string;
@@ -136,6 +105,7 @@ class FeedWorld {
   readonly #sharedHeld = new Held(60);
   readonly #lies: LieCounts = new LieCounts();
   readonly #names = new NamesBudget(namesBytes);
+  readonly #foreignNames: ForeignNames;
   /** What was in front of each block that was ever asked for, and its tokens. */
   readonly #blocks = new Map<
     bigint,
@@ -152,6 +122,10 @@ class FeedWorld {
     this.#scale = options.isTight ? 60 : 1;
     this.#index = new KvIndex({ maxBytes: this.#maxBytes, maxSources: 64, countedMedia: 1 << mediumNumbers.gpu });
     this.#shared = new SharedBlocks(this.#index, 1e6, () => undefined);
+    this.#foreignNames = new ForeignNames({
+      ...{ hasher, blockTokens, maxBlocks: 1e6, budget: this.#names },
+      isHeld: (low, high) => this.#index.isHeldByAny(low, high),
+    });
     this.result = {
       ...{ ...simCounts(), seed: options.seed, failure: undefined, resets: 0, quietPoints: 0, compared: 0 },
       ...{ snapshots: 0, gaps: 0, worstStaleMs: 0, mostBytes: 0, droppedBlocks: 0, renamedHeld: 0 },
@@ -159,7 +133,8 @@ class FeedWorld {
     };
     for (let i = 0; i < 6; i++) this.#addEngine(`engine ${i}`, i >= 4);
     for (let i = 0; i < 3; i++) this.#addNode(`node ${i}`);
-    this.#addForeignNode('node of other names');
+    this.#addForeignNode('node of other names', 0);
+    this.#addForeignNode('one that fetches half of what it has', 0.5);
   }
 
   async run(): Promise<void> {
@@ -338,13 +313,16 @@ class FeedWorld {
     });
   }
 
-  /** Beside an engine that hashes otherwise: what is in memory is told with its tokens, what is on its disk is not. */
-  #addForeignNode(name: string): void {
+  /**
+   * Beside an engine that hashes otherwise: what is in memory is told with its tokens, unless it was brought from elsewhere, what is on its
+   * disk is not.
+   */
+  #addForeignNode(name: string, brought: number): void {
     const [arena, disk] = [new Held(50 * this.#scale), new Held(90 * this.#scale)];
     const lies = new Lies(name, this.#lies, silent, () => this.nowMs);
     const common = { index: this.#index, blockTokens, maxBlocks: 1e6, shared: this.#shared };
-    const renaming = { hasher, budget: this.#names };
-    const listing = new NodeListing({ ...common, teller: { resync: () => undefined }, lies, renaming });
+    const names = this.#foreignNames;
+    const listing = new NodeListing({ ...common, teller: { resync: () => undefined }, lies, names });
     const told = (hashes: Iterable<bigint>): KvEvent[] => {
       const runs: { readonly parent: bigint | null; readonly hashes: bigint[]; readonly tokens: number[] }[] = [];
       for (const hash of hashes) {
@@ -373,7 +351,8 @@ class FeedWorld {
         for (const hash of fresh) held.add(hash);
         const gone = [...held.copies.keys()].slice(0, Math.max(0, held.copies.size - held.most));
         for (const hash of gone) held.drop(hash, this.nowMs);
-        if (fresh.length > 0) say(...(medium === 'CPU' ? told(fresh) : [stored(fresh, null, medium, 0)]));
+        const isBare = medium === 'DISK' || (brought > 0 && this.#random() < brought);
+        if (fresh.length > 0) say(...(isBare ? [stored(fresh, null, medium, 0)] : told(fresh)));
         if (gone.length > 0) say(removed(gone, medium));
       }
     };

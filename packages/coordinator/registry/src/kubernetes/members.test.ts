@@ -328,7 +328,10 @@ describe('EndpointSlices', () => {
     expect(states(pods, [foreign])).toEqual({
       workers: ['a http://10.1.0.1:8000 false', 'b http://10.1.0.2:8000 false', 'c http://10.1.0.4:8000 false'],
       ignored: [
-        { name: 'a', why: 'EndpointSlice s has it at 10.66.6.6, which is no address of the pod; that is ignored, and its own is taken' },
+        {
+          name: 'a',
+          why: 'EndpointSlice s has it at 10.66.6.6, which is no address of the pod; that is ignored, and its own is taken',
+        },
       ],
     });
   });
