@@ -12,8 +12,12 @@ import type { HashKey } from './types.ts';
 
 export const headerBytes = 256;
 export const headerVersion = 1;
+/** The largest `codec` that this program knows; of `flags` it knows none. */
+const lastCodec = 1;
 /** Where in a header `expiresS` stands, a u32: for those who know that the rest is sound. */
 export const expiresOffset = 144;
+/** Where in a header `sequence` stands, a u64: in every version, as magic, `version` and `headerChecksum` do. */
+export const sequenceOffset = 128;
 /** Slots and segment records start and end on this boundary (O_DIRECT). */
 export const slotAlignment = 4096;
 
@@ -32,7 +36,7 @@ const at = {
   codec: 116,
   flags: 118,
   payloadBytes: 120,
-  sequence: 128,
+  sequence: sequenceOffset,
   payloadChecksum: 136,
   expires: expiresOffset,
   headerChecksum: 248,
@@ -134,6 +138,9 @@ export function decodeHeader(bytes: Uint8Array): Header | { readonly error: Head
     expiresS: source.readUInt32LE(at.expires),
   };
 }
+
+/** A header of this version, with a codec or flags that this program does not know: a newer one wrote it. */
+export const isNewer = ({ codec, flags }: Pick<Header, 'codec' | 'flags'>): boolean => codec > lastCodec || flags !== 0;
 
 /** Bytes that one object occupies in an arena slot and in a segment: header + payload, whole pages. */
 export function slotBytesFor(payloadBytes: number): number {

@@ -11,6 +11,8 @@ export {
   type HeaderFault,
   type HeaderFields,
   headerBytes,
+  isNewer,
+  sequenceOffset,
   slotAlignment,
   slotBytesFor,
 } from './header.ts';

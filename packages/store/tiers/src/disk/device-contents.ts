@@ -9,6 +9,7 @@ import { native } from '@kvtier/data-plane';
 import { type Namespace, namespaceFromDigest } from '@kvtier/identity';
 import type { DeviceFiles } from './device-files.ts';
 import type { DiskIndex } from './disk-index.ts';
+import { noEntry } from './entry-table.ts';
 import { pageBytes, type SegmentUses } from './format.ts';
 import type { DiskTierOptions } from './options.ts';
 import { type FoundBlock, findSegments, readCheckpoint, recoverContents, segmentName } from './recovery.ts';
@@ -120,6 +121,7 @@ async function list(
     segment.recovered(namespace.key, (page + pages) * pageBytes);
     const lastUse = use === undefined ? block.lastUse : Math.max(0, tick - Math.floor(use / 2));
     const entry = index.restore(namespace, block, segment, lastUse);
+    if (entry === noEntry) return;
     if (block.hot || (use !== undefined && use % 2 === 1)) index.table.setHot(entry);
   });
   return { ...contents, hasBad };

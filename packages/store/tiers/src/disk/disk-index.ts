@@ -131,10 +131,18 @@ export class DiskIndex {
     return this.#add(number, this.table.find(number, hash), segment, page, pages, lastUse, expiresS);
   }
 
-  /** `add` of what recovery found: the hash lies in words. */
+  /**
+   * `add` of what recovery found: the hash lies in words. Devices are listed at once: of a block that two of them have, the later used one
+   * stays. The other may be one that this program could not read, and made anew since. `noEntry`: it is this one.
+   */
   restore(namespace: Namespace, block: FoundBlock, segment: Segment, lastUse: number | undefined): EntryNumber {
     const number = this.#numberOf(namespace);
     const before = this.table.findWords(number, block.words, block.at, block.hashBytes);
+    const isElsewhere = before !== noEntry && this.segmentOf(before).device !== segment.device;
+    if (isElsewhere && lastUse !== undefined && lastUse < this.table.lastUse(before)) {
+      this.#onDisplaced(segment, block.page, block.pages);
+      return noEntry;
+    }
     return this.#add(number, before, segment, block.page, block.pages, lastUse, block.expiresS);
   }
 

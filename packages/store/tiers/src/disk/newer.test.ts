@@ -2,17 +2,19 @@
  * A folder that a newer program wrote, after a way back to this one: what this one cannot read is left for who can. Whole segments of
  * another version take their device out of service; objects of another version, codec or flags are misses.
  */
-import { mkdirSync, readdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
 import { type HashKey, headerBytes } from '@kvtier/identity';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { newerHeaders, resealed } from '../kit/testing/newer.ts';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
+import { DeviceFiles } from './device-files.ts';
+import { DiskIndex } from './disk-index.ts';
 import { DiskTier } from './disk-tier.ts';
-import { pageBytes } from './format.ts';
+import { encodeSegmentHeader, pageBytes } from './format.ts';
 import type { DiskTierOptions } from './options.ts';
-import { segmentName } from './recovery.ts';
+import { checkpointName, recoverContents, segmentName } from './recovery.ts';
 
 const payloadBytes = 12_000;
 const space = namespaceNamed('newer');
@@ -26,7 +28,10 @@ beforeEach(() => {
   bench = new TestBench();
   dir = join(bench.dir, 'a');
 });
-afterEach(() => bench.dispose());
+afterEach(() => {
+  vi.restoreAllMocks();
+  bench.dispose();
+});
 
 const open = (options: Partial<DiskTierOptions> = {}): Promise<DiskTier> =>
   DiskTier.open({
@@ -175,5 +180,116 @@ describe.each(newerHeaders)('an object with %s', (_, change) => {
     expect(await bench.write(tier, space, fresh, payloadBytes)).toEqual(fresh.map(() => 'stored'));
     await tier.close();
     expect([objectAt(place), objectAt(last)].map((now, i) => now.equals(before[i]!))).toEqual([true, true]);
+  });
+});
+
+describe('an object of another version, from a former life of its segment', () => {
+  /** As `placeOf` found it, with another version and generation, at this place. */
+  function leaveBehind({ path, at }: { path: string; at: number }, place: { path: string; at: number }): void {
+    const header = Buffer.from(readFileSync(path).subarray(at, at + headerBytes));
+    resealed(header, (bytes) => {
+      bytes.writeUInt16LE(2, 8);
+      bytes.writeBigUInt64LE(bytes.readBigUInt64LE(128) + 1000n, 128);
+    });
+    const bytes = readFileSync(place.path);
+    header.copy(bytes, place.at);
+    writeFileSync(place.path, bytes);
+  }
+
+  it('is not in the way of what is written: the open segment goes on just there', async () => {
+    await written();
+    const last = placeOf(chain[7]!);
+    const end = { ...last, at: last.at + pageBytes * Math.ceil((headerBytes + payloadBytes) / pageBytes) };
+    leaveBehind(last, end);
+    const tier = await open();
+    expect(tier.lookup(space, chain)).toBe(8);
+    const fresh = hashNamed('fresh');
+    expect(await bench.write(tier, space, [fresh], payloadBytes)).toEqual(['stored']);
+    await tier.close();
+    expect(placeOf(fresh)).toEqual(end);
+  });
+
+  it('leaves its segment empty: whole restarts cost no room', async () => {
+    await written();
+    const last = placeOf(chain[7]!);
+    // Ready for use: with a generation, and without an object of it.
+    const id = 77;
+    const bytes = readFileSync(last.path).length;
+    const path = join(dir, segmentName(id));
+    const page = encodeSegmentHeader({ id, bytes, generation: 50 });
+    writeFileSync(path, Buffer.concat([page, Buffer.alloc(bytes - page.length)]));
+    leaveBehind(last, { path, at: pageBytes });
+    const files = new DeviceFiles(dir, 10_000, () => performance.now());
+    const found = await recoverContents(dir, files, { id, bytes, generation: 50 }, () => {
+      throw new Error('it holds nothing');
+    });
+    files.close();
+    expect(found).toEqual({ sealed: false, hasFooter: false, tail: pageBytes });
+  });
+});
+
+describe('an object with an unknown codec, stored anew on another device', () => {
+  const [, codec] = newerHeaders[1]!;
+  const strange = chain[3]!;
+  const other = (): string => join(bench.dir, 'b');
+
+  /** The blocks of a newer program on one device, and `strange`, made anew, on another, later. */
+  async function both(): Promise<void> {
+    await written();
+    renewObject(strange, codec);
+    const tier = await open({ dir: other() });
+    expect(await bench.write(tier, space, [strange], payloadBytes)).toEqual(['stored']);
+    for (let i = 0; i < 100; i++) tier.touch(space, [strange]); // later than all of the others
+    await tier.close();
+  }
+
+  /** Recovery of this device waits for the other one's. */
+  function listLast(dirs: readonly string[], last: number): void {
+    let listed = (): void => {};
+    const isListed = new Promise<void>((resolve) => (listed = resolve));
+    const read = native.fileRead;
+    vi.spyOn(native, 'fileRead').mockImplementation(async (files, path, position, bytes) => {
+      if (path.startsWith(`${dirs[last]!}/segment`)) await isListed;
+      return read.apply(native, [files, path, position, bytes]);
+    });
+    const restore = DiskIndex.prototype.restore;
+    vi.spyOn(DiskIndex.prototype, 'restore').mockImplementation(function (this: DiskIndex, ...args) {
+      if (args[2].device !== last) listed();
+      return restore.apply(this, args);
+    });
+  }
+
+  it.each([0, 1])('is read from there, and what is there stays, whichever is listed last: device %i', async (last) => {
+    await both();
+    const dirs = [dir, other()];
+    listLast(dirs, last);
+    for (let start = 0; start < 2; start++) {
+      const tier = await open({ dirs, capacityBytes: 8 << 20 });
+      expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(ready);
+      expect(tier.stats()).toMatchObject({ blocks: 8, corrupt: 0, detail: { foreign_blocks: 0 } });
+      tier.checkIntegrity();
+      await tier.close();
+    }
+  });
+
+  it('and one that a walk meets is stepped over: nothing is known of its age', async () => {
+    await both();
+    for (const folder of [dir, other()])
+      for (const name of segmentsIn(folder)) {
+        const bytes = readFileSync(join(folder, name));
+        bytes.fill(0, bytes.length - pageBytes);
+        writeFileSync(join(folder, name), bytes);
+      }
+    rmSync(join(dir, checkpointName), { force: true });
+    const dirs = [dir, other()];
+    listLast(dirs, 0);
+    const tier = await open({ dirs, capacityBytes: 8 << 20 });
+    expect(tier.stats().blocks).toBe(8);
+    expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(ready);
+    await tier.close();
+    const alone = await open();
+    expect(alone.lookup(space, [strange])).toBe(0);
+    expect(alone.stats().blocks).toBe(7);
+    await alone.close();
   });
 });

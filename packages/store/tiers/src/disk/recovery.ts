@@ -13,7 +13,7 @@ import { Buffer } from 'node:buffer';
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
-import { decodeHeader, headerBytes, slotBytesFor } from '@kvtier/identity';
+import { decodeHeader, headerBytes, isNewer, sequenceOffset, slotBytesFor } from '@kvtier/identity';
 import type { Log } from '@kvtier/runtime';
 import { slicing } from '../kit/slices.ts';
 import type { DeviceFiles } from './device-files.ts';
@@ -189,7 +189,7 @@ async function readFooter(read: Reading, bytes: number, unreadable: unknown[]): 
 
 /**
  * Walk the objects of a segment without a footer of all of them, up to the first header that is not of this generation, or
- * cannot be read: `tail`. `isForeign`: what lies there is a newer program's, and more of it may follow.
+ * cannot be read: `tail`. `isForeign`: what lies there is a newer program's, of this generation, and more of it may follow.
  */
 async function scan(
   read: Reading,
@@ -211,12 +211,18 @@ async function scan(
       windowAt = at;
       if (window.length < headerBytes) return { tail: at, isForeign: false };
     }
-    const header = decodeHeader(window.subarray(at - windowAt, at - windowAt + headerBytes));
-    if ('error' in header) return { tail: at, isForeign: header.error === 'version' };
+    const bytesOfHeader = window.subarray(at - windowAt, at - windowAt + headerBytes);
+    const header = decodeHeader(bytesOfHeader);
+    if ('error' in header) {
+      // One of a former life of the segment is in nobody's way, whoever wrote it: a segment is not cleared when it is used anew.
+      const isOfThisLife = bytesOfHeader.readBigUInt64LE(sequenceOffset) === BigInt(generation);
+      return { tail: at, isForeign: header.error === 'version' && isOfThisLife };
+    }
     if (header.sequence !== generation) return { tail: at, isForeign: false };
     const objectBytes = slotBytesFor(header.payloadBytes);
     if (at + objectBytes > bytes) return { tail: at, isForeign: false };
-    if (!header.namespace.every((byte) => byte === 0)) {
+    // Listed, what this program cannot read could take the place of a copy that it can: nothing tells which of them is older.
+    if (!isNewer(header) && !header.namespace.every((byte) => byte === 0)) {
       name.fill(0).write(header.hash, 'latin1');
       block.hashBytes = header.hash.length;
       block.namespace = header.namespace;
@@ -224,7 +230,7 @@ async function scan(
       block.pages = objectBytes / pageBytes;
       block.expiresS = header.expiresS;
       list(block);
-    } // else it was removed
+    } // else it is stepped over, or was removed
     at += objectBytes;
   }
 }

@@ -3,10 +3,11 @@ import { KvError } from '@kvtier/errors';
 import { expect, it } from 'vitest';
 import { hashNamed, namespaceNamed } from '../kit/testing/objects.ts';
 import { Directory, fieldOf } from './directory.ts';
+import { ForeignValues } from './foreign-values.ts';
 import type { Partition, RedisCommands } from './redis-commands.ts';
 import { RedisIndex } from './redis-index.ts';
 import type { Reply } from './replies.ts';
-import { openScript, pollScript, type Script, touchScript } from './scripts.ts';
+import { openScript, pollScript, reserveScript, type Script, touchScript } from './scripts.ts';
 
 const space = namespaceNamed('one');
 const hashes = Array.from({ length: 50_000 }, (_, i) => hashNamed(i));
@@ -96,4 +97,56 @@ it('an event that cannot be read ends a poll behind those before it: each is rea
   const directory = await directoryOf(index, 2);
   await expect(directory.poll()).rejects.toMatchObject({ code: 'IO', retry: true });
   expect(index.count).toBe(hashes.length - 2 * perEvent);
+});
+
+it('what is passed over is not held, whatever tells of it, until the block has another value or none', async () => {
+  const index = new RedisIndex();
+  const [name, other] = [hashNamed('foreign'), hashNamed('other')];
+  const [theirs, ours] = ['956 4096 n.1', '956 4096 n.2'];
+  const state = (number: number): Reply => [Buffer.from('epoch'), 0, 1 << 20, number, 1_000_000, 1];
+  let [held, newest] = [theirs, 0];
+  let news: Reply[] = [];
+  const tell = (kind: 's' | 'r', entry: string): void => {
+    const field = fieldOf(space, name);
+    const words = ['n', 'other', kind, Buffer.concat([Buffer.of(field.length), field]), 'e', entry];
+    news = [[Buffer.from(`${++newest}-1`), words.map((word) => Buffer.from(word))]];
+  };
+  const run = async (script: Script): Promise<Reply> => {
+    if (script === openScript) return [Buffer.from('ok'), state(0), Buffer.from('')];
+    if (script === pollScript) return [state(newest), newest, Buffer.from(''), news];
+    if (script !== reserveScript) return [state(newest)];
+    return [state(newest), Buffer.from('h'), [Buffer.from(held)], Buffer.from(''), Buffer.from('')];
+  };
+  const directory = new Directory(partition, { run } as unknown as RedisCommands, index, 'ours');
+  await directory.open(1, 1 << 20);
+  const block = { hash: name, id: 'ours.1', bytes: 956 };
+  const reserve = () => directory.reserve(space, [block], { leaseMs: 1, partBytes: 4096, share: undefined });
+  const isListed = (): boolean => index.get(space, name) !== undefined;
+  // Read as what it is while it was asked for.
+  directory.passOver(space, name, theirs);
+  expect([(await reserve()).answers, isListed(), directory.isForeign(space, name)]).toEqual([['refused'], false, true]);
+  expect(directory.isForeign(space, other)).toBe(false);
+  tell('s', theirs);
+  await directory.poll();
+  expect([isListed(), directory.isForeign(space, name), directory.nonsense]).toEqual([false, true, 0]);
+  tell('r', ours); // of a value before it
+  await directory.poll();
+  expect(directory.isForeign(space, name)).toBe(true);
+  tell('r', theirs);
+  await directory.poll();
+  expect(directory.isForeign(space, name)).toBe(false);
+  directory.passOver(space, name, theirs);
+  held = ours;
+  expect([(await reserve()).answers, isListed(), directory.isForeign(space, name)]).toEqual([['held'], true, false]);
+  // A server that was lost may have other blocks.
+  directory.passOver(space, name, ours);
+  directory.end();
+  await directory.open(1, 1 << 20);
+  expect(directory.isForeign(space, name)).toBe(false);
+});
+
+it('no more than so many are passed over: the latest', () => {
+  const values = new ForeignValues(2);
+  for (const name of ['a', 'b', 'a', 'c']) values.add(name, `entry of ${name}`);
+  expect(['a', 'b', 'c'].map((name) => values.has(name))).toEqual([true, false, true]);
 });

@@ -9,6 +9,7 @@ import { randomBytes } from 'node:crypto';
 import { KvError } from '@kvtier/errors';
 import { type HashKey, hashOfKey, type Namespace, namespaceFromDigest } from '@kvtier/identity';
 import { SliceTimer } from '@kvtier/runtime';
+import { ForeignValues } from './foreign-values.ts';
 import type { Partition, RedisCommands } from './redis-commands.ts';
 import type { RedisIndex } from './redis-index.ts';
 import type { Reply } from './replies.ts';
@@ -18,6 +19,7 @@ import {
   parseDone,
   parseEntry,
   parseListed,
+  parseLook,
   parseName,
   parseOpened,
   parsePage,
@@ -25,10 +27,11 @@ import {
   parseReserved,
   type State,
 } from './replies.ts';
-import { sweptBlocks } from './script-pieces.ts';
+import { isNewerFormat, sweptBlocks } from './script-pieces.ts';
 import {
   clockScript,
   commitScript,
+  lookScript,
   openScript,
   orphansScript,
   pageScript,
@@ -92,6 +95,21 @@ function fieldsOf(namespace: Namespace, blocks: readonly { readonly hash: HashKe
 /** The lease of what is reserved together is named by this: id and bytes of each. */
 const wordsOf = (blocks: readonly Reservation[]): string => blocks.map(({ id, bytes }) => `${id} ${bytes}`).join(' ');
 
+/** Nodes of a newer version use it, or did before they were brought back: it may be this one's again, and is left alone. */
+export class NewerDirectory extends KvError {
+  constructor(what: string) {
+    const line = `${what}, of another version of kvtier; update back, choose another keyPrefix, or remove that key`;
+    super('CONFIG', line, { retry: true, tier: 'redis' });
+  }
+}
+
+/** Of a status that begins so. */
+function notOurs(status: string): KvError {
+  const what = `redis: ${status.slice('foreign: '.length)}`;
+  if (isNewerFormat(what)) return new NewerDirectory(what);
+  return new KvError('CONFIG', `${what}; choose another keyPrefix, or remove that key`);
+}
+
 export class Directory {
   readonly partition: Partition;
   readonly #commands: RedisCommands;
@@ -100,7 +118,8 @@ export class Directory {
   readonly #namespaces = new Map<string, Namespace>();
   /** Removed here and perhaps still in events to come: by entry, the last event that may name it (Infinity: not known yet). */
   readonly #leaving = new Map<string, number>();
-  /** Of these, those that the server refused to remove: entries and names. */
+  readonly #foreign = new ForeignValues();
+  /** Of those that leave, those that the server refused to remove: entries and names. */
   readonly #refused: Listed[] = [];
   #epoch = '';
   /** Grows when the partition loses its server: a reply to what was asked before says nothing any more. */
@@ -129,13 +148,21 @@ export class Directory {
     this.#node = node;
   }
 
+  /** Is there a ledger? @throws as `open`, of keys that are not ours. Nothing is changed, whether it is open or not. */
+  async look(): Promise<boolean> {
+    const status = parseLook(await this.#ask(lookScript, []));
+    if (status.startsWith('foreign')) throw notOurs(status);
+    return status === 'ok';
+  }
+
   /**
-   * Take the partition as it is, or make it. KvError CONFIG when its keys are not ours; with `retry`, when they are another version's.
+   * Take the partition as it is, or make it. KvError CONFIG when its keys are not ours; NewerDirectory, when they are a newer program's.
    * Returns whether it is empty and new.
    */
   async open(partitionCount: number, capacityBytes: number): Promise<boolean> {
     this.#leaving.clear();
     this.#refused.length = 0;
+    this.#foreign.clear();
     this.capacityBytes = capacityBytes;
     let create = '';
     for (let attempt = 0; attempt < 100; attempt++) {
@@ -143,15 +170,7 @@ export class Directory {
       const { status, epoch, opened } = parseOpened(
         await this.#ask(openScript, [partitionCount, capacityBytes, fresh, create]),
       );
-      if (status.startsWith('foreign')) {
-        const what = `redis: ${status.slice(9)}`;
-        // Nodes of that version use it, or did before they were brought back: it may be this one's again.
-        if (/ has format kvtier-redis-\S+$/.test(what)) {
-          const line = `${what}, of another version of kvtier; update back, choose another keyPrefix, or remove that key`;
-          throw new KvError('CONFIG', line, { retry: true, tier: 'redis' });
-        }
-        throw new KvError('CONFIG', `${what}; choose another keyPrefix, or remove that key`);
-      }
+      if (status.startsWith('foreign')) throw notOurs(status);
       if (opened === undefined) {
         create = (await this.#sweepOrphans(epoch)) ? '1' : '';
         continue;
@@ -287,6 +306,16 @@ export class Directory {
     });
   }
 
+  /** What the block has by this entry is a newer program's: the index has forgotten it, and does not list it again. */
+  passOver(namespace: Namespace, hash: HashKey, text: string): void {
+    this.#foreign.add(namespace.key + hash, text);
+  }
+
+  /** The block has a value that was passed over: it is not to be written. */
+  isForeign(namespace: Namespace, hash: HashKey): boolean {
+    return this.#foreign.has(namespace.key + hash);
+  }
+
   /** The index has forgotten these already; now the server does. KvError: it does not; the next polls ask again. */
   async remove(namespace: Namespace, blocks: readonly { hash: HashKey; text: string }[]): Promise<void> {
     await this.#remove(blocks.map(({ hash, text }) => ({ field: fieldOf(namespace, hash), text })));
@@ -396,23 +425,28 @@ export class Directory {
       this.nonsense++;
       return false;
     }
+    if (this.#leaving.has(text) || this.#foreign.has(namespace + hash, text)) return true;
+    this.#foreign.forget(namespace + hash);
     // Copies: pieces of a long string would keep all of it.
     const copy = hashOfKey(hash).toString('latin1') as HashKey;
-    if (!this.#leaving.has(text)) this.#index.set(this.#namespaceOf(namespace), copy, text, usedUs);
+    this.#index.set(this.#namespaceOf(namespace), copy, text, usedUs);
     return true;
   }
 
   /**
    * The latest reply says so: the server has this entry of the block, or none, as of its newest event. Whoever else stored and removed
-   * it before is told by events that are yet to come, and are older. false: the entry is none.
+   * it before is told by events that are yet to come, and are older. false: the entry is none, or is passed over.
    */
   #isNow(namespace: string, hash: HashKey, text: string | undefined, usedUs = 0): boolean {
-    if (text === undefined || this.#leaving.has(text)) this.#index.remove(this.#namespaceOf(namespace), hash);
-    if (text !== undefined && !this.#stored(namespace, hash, text, usedUs)) return false;
     const name = namespace + hash;
+    const isForeign = text !== undefined && this.#foreign.has(name, text);
+    if (text === undefined) this.#foreign.forget(name);
+    if (text === undefined || isForeign || this.#leaving.has(text))
+      this.#index.remove(this.#namespaceOf(namespace), hash);
+    if (text !== undefined && !this.#stored(namespace, hash, text, usedUs)) return false;
     this.#ahead.delete(name);
     if (this.#newest > this.#lastEvent) this.#ahead.set(name, this.#newest);
-    return true;
+    return !isForeign;
   }
 
   /** Is the event of this number the one that was seen? Nodes of before did not note when they made one. */
@@ -422,7 +456,9 @@ export class Directory {
   }
 
   #removed(namespace: string, hash: HashKey, text: string): void {
-    this.#index.remove(this.#namespaceOf(namespace), hash, parseEntry(text) === undefined ? undefined : text);
+    const entry = parseEntry(text) === undefined ? undefined : text;
+    this.#foreign.forget(namespace + hash, entry);
+    this.#index.remove(this.#namespaceOf(namespace), hash, entry);
   }
 
   #namespaceOf(key: string): Namespace {

@@ -4,7 +4,7 @@ import type { HashKey } from '@kvtier/identity';
 import fc from 'fast-check';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { hashNamed, namespaceNamed, silentLog } from '../kit/testing/objects.ts';
-import type { Directory } from './directory.ts';
+import { type Directory, NewerDirectory } from './directory.ts';
 import { Partitions, partitionOf } from './partitions.ts';
 import type { RedisCommands } from './redis-commands.ts';
 import { RedisIndex } from './redis-index.ts';
@@ -20,6 +20,7 @@ const foreign = new KvError(
   'CONFIG',
   'redis: kvtier:{p1}:blocks is a string; choose another keyPrefix, or remove that key',
 );
+const newer = new NewerDirectory('redis: kvtier:{p1}:ledger has format kvtier-redis-3');
 const turn = (): Promise<void> => new Promise((resolve) => void setImmediate(resolve));
 
 /** A millisecond at each look: a slice is some looks long, whatever the machine does. */
@@ -33,10 +34,12 @@ afterEach(() => void vi.restoreAllMocks());
 class Rig {
   readonly index = new RedisIndex();
   readonly calls: string[] = [];
-  /** What fails, by call: "open 2". */
+  /** What fails, by call: "open 2", "look 2". */
   readonly failing = new Map<string, KvError>();
   /** Calls without an answer. */
   readonly silent = new Set<string>();
+  /** Those that have no ledger. */
+  readonly absent = new Set<number>();
   /** By partition: what INFO says. */
   readonly infos = new Map<number, string | Promise<string>>();
   #isListing = false;
@@ -52,6 +55,12 @@ class Rig {
       };
       const directory = {
         ...{ partition: { index, base: `{p${index}}:` }, isOpen: false, nonsense: 0, capacityBytes: 256 },
+        look: async () => {
+          const error = this.failing.get(`look ${index}`);
+          if (error !== undefined) throw error;
+          if (this.silent.has(`look ${index}`)) await new Promise(() => {});
+          return !this.absent.has(index);
+        },
         open: async () => {
           call('open');
           if (this.silent.has(`open ${index}`)) await new Promise(() => {});
@@ -164,9 +173,46 @@ it('keys of others in one: who starts opens none after it, who was in service le
   expect(await rig.enter()).toEqual([0, 2, 3]);
 });
 
+it('one of another version: none is opened, made or swept, whoever comes in', async () => {
+  const rig = new Rig();
+  rig.absent.add(0).add(2);
+  rig.failing.set('look 3', newer);
+  for (const isStrict of [true, false]) {
+    const { directories, failed } = await rig.partitions.open(isStrict);
+    expect([directories, failed, rig.calls]).toEqual([[], [newer], []]);
+  }
+  rig.failing.clear();
+  expect(await rig.enter()).toEqual([0, 1, 2, 3]);
+});
+
+it('one that turns out to be of another version when others are open: none after it is', async () => {
+  const rig = new Rig();
+  rig.failing.set('open 1', newer);
+  expect((await rig.partitions.open(false)).failed).toEqual([newer]);
+  expect(rig.calls).toEqual(['open 0', 'listed 0', 'open 1']);
+});
+
+it('while others are in, none is made beside one of another version; one that is there is opened', async () => {
+  const rig = new Rig();
+  await rig.enter();
+  rig.calls.length = 0;
+  for (const index of [0, 1, 3]) rig.partitions.leave(rig.directories[index]!, gone);
+  rig.absent.add(0);
+  rig.failing.set('look 3', newer);
+  rig.failing.set('look 2', silent); // it says nothing: that is no reason
+  rig.partitions.mend(() => {});
+  await rig.partitions.mended();
+  expect(rig.calls).toEqual(['open 1', 'listed 0', 'list 1']);
+  expect(rig.partitions.reason).toBe(`2 of 4 partitions are out: ${newer.message}`);
+  rig.failing.delete('look 3');
+  rig.partitions.mend(() => {});
+  await rig.partitions.mended();
+  expect(rig.partitions.outCount).toBe(0);
+});
+
 it('one whose server says nothing holds up no other, and is not asked again before it has ended', async () => {
   const rig = new Rig();
-  rig.silent.add('open 1');
+  rig.silent.add('open 1').add('look 1');
   const came: number[] = [];
   const mend = (): void => rig.partitions.mend(({ partition }) => came.push(partition.index));
   mend();

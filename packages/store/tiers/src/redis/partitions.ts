@@ -10,7 +10,7 @@
 import { KvError } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
 import { asRedisError } from '@kvtier/redis';
-import type { Directory } from './directory.ts';
+import { type Directory, NewerDirectory } from './directory.ts';
 import type { RedisCommands } from './redis-commands.ts';
 import type { RedisIndex } from './redis-index.ts';
 import { checkServer } from './server-check.ts';
@@ -90,7 +90,8 @@ export class Partitions {
 
   /**
    * Take those that are out as they are, or make them. Who fails stays out. All are asked what they are before the first is changed: the
-   * budget of whoever opens one holds for all nodes. `isStrict`: what waiting does not mend, at one of them, ends it.
+   * budget of whoever opens one holds for all nodes. `isStrict`: what waiting does not mend, at one of them, ends it. One that a newer
+   * program made ends it in any case: the others are that one's, too, those that are not there among them.
    */
   async open(isStrict: boolean): Promise<Opened> {
     const out = [...this.#out.keys()];
@@ -100,7 +101,8 @@ export class Partitions {
     const failed: KvError[] = [];
     const { mode } = this.#options.settings;
     // Where one server has all, none of them is better off.
-    const isOver = (): boolean => failed.some(({ retry }) => mode !== 'cluster' || (isStrict && !retry));
+    const isOver = (): boolean =>
+      failed.some((each) => mode !== 'cluster' || (isStrict && !each.retry) || each instanceof NewerDirectory);
     const tryIt = async (directory: Directory, step: () => Promise<void>): Promise<boolean> => {
       try {
         await step();
@@ -111,7 +113,11 @@ export class Partitions {
       }
     };
     // At once: those of a server that says nothing cost one time limit together.
-    const answers = await Promise.all(out.map((directory) => tryIt(directory, () => this.#check(directory))));
+    const ask = async (directory: Directory): Promise<void> => {
+      await this.#check(directory);
+      await directory.look();
+    };
+    const answers = await Promise.all(out.map((directory) => tryIt(directory, () => ask(directory))));
     const directories: Directory[] = [];
     for (const directory of out.filter((_, i) => answers[i])) {
       if (isOver()) break;
@@ -183,6 +189,7 @@ export class Partitions {
       await this.#unlisted;
       if (isOver()) return;
       await this.#check(directory);
+      if (!isOver() && !(await directory.look())) await this.#othersAreOurs(directory);
       if (isOver()) return;
       await this.#openOne(directory);
       // In turn: each is many answers to read.
@@ -208,6 +215,13 @@ export class Partitions {
     const all = this.#directories.map((each) => each.partition);
     const reason = await checkServer(this.#commands, partition, all, this.#options.settings);
     if (reason !== '') this.#warn(reason, 'the server may drop blocks by itself');
+  }
+
+  /** None is made beside those of a newer program. One that cannot be asked says nothing of that. */
+  async #othersAreOurs(directory: Directory): Promise<void> {
+    const looks = this.#directories.map((each) => (each === directory ? undefined : each.look()));
+    for (const result of await Promise.allSettled(looks))
+      if (result.status === 'rejected' && result.reason instanceof NewerDirectory) throw result.reason;
   }
 
   /** Returns whether it is new and empty. */

@@ -4,11 +4,12 @@
  */
 import { native } from '@kvtier/data-plane';
 import { type HashKey, headerBytes } from '@kvtier/identity';
-import { beforeEach, describe, expect, it } from 'vitest';
-import { type RedisServer, until } from '../../../../../infra/redis/servers.ts';
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { type RedisServer, type ServerGroup, startCluster, until } from '../../../../../infra/redis/servers.ts';
 import { newerHeaders, resealed } from '../kit/testing/newer.ts';
 import { hashNamed, namespaceNamed, type TestBench } from '../kit/testing/objects.ts';
 import { fieldOf } from './directory.ts';
+import type { RedisTier } from './redis-tier.ts';
 import { sharedServer } from './testing/shared-server.ts';
 
 const payloadBytes = 20_000;
@@ -70,6 +71,60 @@ describe.each(newerHeaders)('a block with %s', (_, change) => {
   });
 });
 
+describe("a block that was read as a newer program's", () => {
+  const strange = chain[3]!;
+  const [, change] = newerHeaders[0]!;
+  const field = quoted(fieldOf(space, strange));
+  const score = (): Promise<string> => lua(`return redis.call('ZSCORE', '${base}recency', ${field})`);
+  let newer: RedisTier;
+  let tier: RedisTier;
+  beforeEach(async () => {
+    newer = await open();
+    await bench.write(newer, space, chain, payloadBytes);
+    await renew(strange, change);
+    tier = await open();
+    expect(await bench.read(tier, space, [strange], payloadBytes)).toEqual(['missing']);
+  });
+
+  it('is not asked for again, however often an engine makes it, and ages', async () => {
+    const [before, all] = [await score(), await contents()];
+    for (let i = 0; i < 3; i++) {
+      expect(tier.lookup(space, [strange])).toBe(0);
+      expect(await bench.read(tier, space, [strange], payloadBytes)).toEqual(['missing']);
+      tier.touch(space, [strange]);
+      expect(await bench.write(tier, space, [strange], payloadBytes)).toEqual(['refused']);
+    }
+    expect(tier.lookup(space, [strange])).toBe(0);
+    expect(tier.stats()).toMatchObject({ corrupt: 0, blocks: 7, refused: 3, detail: { foreign_blocks: 1, full: 0 } });
+    expect([await score(), await contents()]).toEqual([before, all]);
+  });
+
+  it('and goes for what is fresher, whoever makes it meanwhile: its name is free then', async () => {
+    const fresh = Array.from({ length: 120 }, (_, i) => hashNamed(100 + i)); // more than there is room for
+    const statuses: string[] = [];
+    const make = async (): Promise<boolean> => {
+      const [status] = await bench.write(tier, space, [strange], payloadBytes);
+      statuses.push(status!);
+      return status !== 'refused';
+    };
+    for (let i = 0; i < fresh.length; i += 10) {
+      await bench.write(newer, space, fresh.slice(i, i + 10), payloadBytes);
+      await make();
+    }
+    await until(make, 'the news that it went');
+    expect(statuses.find((status) => status !== 'refused')).toBe('stored');
+    expect(await bench.read(tier, space, [strange], payloadBytes)).toEqual(['ready']);
+  });
+
+  it('and has another value by now: that is listed', async () => {
+    expect(newer.remove(space, [strange], 'asked')).toBe(1);
+    expect(await bench.write(newer, space, [strange], payloadBytes)).toEqual(['stored']);
+    await until(() => tier.lookup(space, [strange]) === 1, 'the news of it');
+    expect(await bench.read(tier, space, [strange], payloadBytes)).toEqual(['ready']);
+    expect(await bench.write(tier, space, [strange], payloadBytes)).toEqual(['held']);
+  });
+});
+
 describe('a directory of another format', () => {
   const line = /has format kvtier-redis-3, of another version of kvtier; .*keyPrefix/;
 
@@ -116,11 +171,42 @@ describe('a directory of another format', () => {
 
   it.each([
     ['format', 'other'],
+    ['format', 'kvtier-redis-1'],
     ['partitions', '2'],
   ] as const)('a ledger with %s %s is a mistake, as ever', async (field, value) => {
     await (await open()).close();
     shared.tiers = [];
     await server.cli('hset', `${base}ledger`, field, value);
     await expect(open()).rejects.toMatchObject({ code: 'CONFIG', retry: false });
+  });
+});
+
+describe('a Cluster, most of whose ledgers are of another format', () => {
+  let group: ServerGroup;
+  beforeAll(async () => {
+    group = await startCluster(3, 0);
+  });
+  afterAll(() => group.stop());
+
+  it('is left alone: none of the others is made, nor is what lies there swept', async () => {
+    const cluster = { servers: group.urls, mode: 'cluster', partitions: 8 } as const;
+    const tier = await open({ ...cluster, bytes: 8 << 20 });
+    const many = Array.from({ length: 64 }, (_, i) => hashNamed(i));
+    expect(await bench.write(tier, space, many, payloadBytes)).toEqual(many.map(() => 'stored'));
+    await tier.close();
+    shared.tiers = [];
+    const keysOf = async (each: RedisServer): Promise<string[]> => (await each.cli('keys', '*')).split('\n').sort();
+    let absent = 0;
+    for (const each of group.servers)
+      for (const key of await keysOf(each)) {
+        const [, name] = /^kvtier:\{p(\d)[.\d]*\}:ledger$/.exec(key) ?? [];
+        if (name === undefined) continue;
+        if (Number(name) >= 6) absent += Number(await each.cli('del', key));
+        else await each.cli('hset', key, 'format', 'kvtier-redis-3');
+      }
+    expect(absent).toBe(2);
+    const before = await Promise.all(group.servers.map(keysOf));
+    await expect(open({ ...cluster, bytes: 8 << 20 })).rejects.toMatchObject({ code: 'CONFIG', retry: true });
+    expect(await Promise.all(group.servers.map(keysOf))).toEqual(before);
   });
 });

@@ -130,7 +130,7 @@ export class RedisTier implements Tier {
             });
           }),
         );
-      } else if (this.#service.isIn(this.#directoryOf(hash)) && policy.readOnly !== true) {
+      } else if (this.#mayWrite(namespace, hash) && policy.readOnly !== true) {
         const tell = (answer: Answer): void => {
           statuses[index] = answer === 'done' ? 'stored' : answer;
         };
@@ -171,10 +171,11 @@ export class RedisTier implements Tier {
       if (reason === 'corrupt') this.#counts.corrupt++;
       if (reason === 'evicted') this.#counts.evictions++;
       if (reason === 'foreign') this.#detail.foreign_blocks++;
-      // Others may know it as it is: it is unlisted here alone, or this node would say that it is held, and make its name nowhere. Told of
-      // it anew, this node lists it until it is read again.
-      if (reason === 'misfit' || reason === 'foreign') continue;
       const directory = this.#directoryOf(hash);
+      if (reason === 'foreign') directory.passOver(namespace, hash, entry.text);
+      // Others may know it as it is: it is unlisted here alone, or this node would say that it is held, and make its name nowhere. Told
+      // anew of one that does not fit, this node lists it until it is read again.
+      if (reason === 'misfit' || reason === 'foreign') continue;
       const list = gone.get(directory);
       if (list === undefined) gone.set(directory, [{ hash, text: entry.text }]);
       else list.push({ hash, text: entry.text });
@@ -239,6 +240,12 @@ export class RedisTier implements Tier {
   #directoryOf(hash: HashKey): Directory {
     const { directories } = this.#service;
     return directories[partitionOf(hash, directories.length)]!;
+  }
+
+  /** A newer program's ages and goes, and its name is free: not while this node asks for its room again and again. */
+  #mayWrite(namespace: Namespace, hash: HashKey): boolean {
+    const directory = this.#directoryOf(hash);
+    return this.#service.isIn(directory) && !directory.isForeign(namespace, hash);
   }
 
   #jobOf(key: string, hash: HashKey, slot: number, tell: Job['tell']): Job {

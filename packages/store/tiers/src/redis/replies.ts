@@ -127,6 +127,9 @@ export function parseOpened(reply: Reply): {
   return { status: said, epoch: state.epoch, opened: { state, lastId: text(rest[1], 'an event') } };
 }
 
+/** What there is instead of a directory that was opened: the first word of an answer. */
+export const parseLook = (reply: Reply): string => text(list(reply, 'an answer')[0], 'a status');
+
 /** A page of SCAN: where to go on, and what was found. */
 export function parsePage(reply: Reply): { cursor: string; found: Buffer[] } {
   const [cursor, found] = list(reply, 'a page');

@@ -9,8 +9,12 @@
 import { headerBytes } from '@kvtier/identity';
 import { maxIdLength, maxParts, maxValueBytes } from './replies.ts';
 
+const formatNumber = 2;
 /** `format` of the ledger: another one is not ours to touch. */
-export const formatName = 'kvtier-redis-2';
+export const formatName = `kvtier-redis-${formatNumber}`;
+/** Said of a ledger ("… has format …"): a newer program's. */
+export const isNewerFormat = (line: string): boolean =>
+  Number(/ has format kvtier-redis-(\d{1,9})$/.exec(line)?.[1] ?? 0) > formatNumber;
 /** Events kept for those who follow; who is further behind lists anew. One is what one script changed. */
 export const maxEvents = 10_000;
 /** Charged on top of a value's bytes: the entry's keys and fields, and those of each part. */

@@ -42,6 +42,14 @@ for i, key in ipairs(KEYS) do
   if kind ~= 'none' and kind ~= types[i] then return {'foreign: ' .. key .. ' is a ' .. kind} end
 end
 `;
+/** → {status}: 'ok': there is a ledger; 'new': there is none; 'foreign: ...' as of `openScript`. Nothing is changed. */
+export const lookScript = script(
+  ownKeys,
+  `
+return {redis.call('EXISTS', KEYS[1]) == 1 and 'ok' or 'new'}
+`,
+);
+
 /**
  * A state is {epoch, used, cap, number of the last event, clock of recency in microseconds, when that event was made on it}.
  * ARGV: partitions, cap, epoch, create ("1" or ""). → {status, and for 'ok' the state and the whole id of the last event ('': none is kept)}. status: 'ok'; 'new': there is no ledger
@@ -295,6 +303,7 @@ return 1
 `);
 
 export const allScripts = [
+  lookScript,
   openScript,
   reserveScript,
   commitScript,

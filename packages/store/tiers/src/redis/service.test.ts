@@ -5,7 +5,7 @@ import { silentLog } from '../kit/testing/objects.ts';
 import type { Partition, RedisCommands } from './redis-commands.ts';
 import { RedisIndex } from './redis-index.ts';
 import type { Reply } from './replies.ts';
-import { openScript, pageScript, pollScript, type Script } from './scripts.ts';
+import { lookScript, openScript, pageScript, pollScript, type Script } from './scripts.ts';
 import { RedisService } from './service.ts';
 import type { RedisTierOptions } from './settings.ts';
 import { Values } from './values.ts';
@@ -40,6 +40,7 @@ class Servers {
   command = (partition: Partition): Promise<Reply> => this.#answer('info', partition, Buffer.from(''));
   run = (script: Script, partition: Partition): Promise<Reply> => {
     const state = [Buffer.from('epoch'), 0, 256, 0, 0, 1];
+    if (script === lookScript) return this.#answer('look', partition, [Buffer.from('ok')]);
     if (script === openScript) return this.#answer('open', partition, [Buffer.from('ok'), state, Buffer.from('')]);
     if (script === pollScript) return this.#answer('poll', partition, [state, 0, Buffer.from(''), []]);
     if (script !== pageScript) return Promise.resolve([state]);
@@ -107,6 +108,25 @@ it('a node that was never in service changes nothing at any, whenever one server
   service.startLater('nobody was there');
   await pass(100);
   expect([service.inService, servers.of('open'), service.outOfServiceReason]).toEqual([false, [], refused.message]);
+});
+
+it('a ledger of another version keeps a node out, at its start and ever after, and nothing is opened', async () => {
+  const line = 'foreign: {p2}:ledger has format kvtier-redis-3';
+  const newer = () => Promise.resolve([Buffer.from(line)]);
+  servers.instead.set('look 2', newer);
+  await expect(service.start()).rejects.toMatchObject({ code: 'CONFIG', retry: true });
+  expect(servers.of('open')).toEqual([]);
+  servers.instead.clear();
+  await service.start();
+  servers.calls = [];
+  servers.instead.set('look 2', newer);
+  service.fail('all of them said nothing');
+  await pass(1000);
+  expect([service.inService, servers.of('open'), servers.of('look').length]).toEqual([false, [], 3 * count]);
+  expect(service.outOfServiceReason).toMatch(/has format kvtier-redis-3, of another version of kvtier; .*keyPrefix/);
+  servers.instead.clear();
+  await pass(5000);
+  expect([service.inService, service.partitionsOut]).toEqual([true, 0]);
 });
 
 it('one that goes is tried at once, however long another has been away', async () => {

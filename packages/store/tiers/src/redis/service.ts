@@ -7,7 +7,7 @@
  * Invariant: out of service the index is empty and no connection for values exists, so that nothing can arrive in a slot.
  */
 import { invariant, KvError } from '@kvtier/errors';
-import { Directory } from './directory.ts';
+import { Directory, NewerDirectory } from './directory.ts';
 import { Partitions } from './partitions.ts';
 import { RedisCommands } from './redis-commands.ts';
 import type { RedisIndex } from './redis-index.ts';
@@ -211,12 +211,14 @@ export class RedisService {
   }
 
   /**
-   * What waiting does not mend is thrown of a configuration that has not worked yet, and what leaves nothing to be in service; servers of a
-   * Cluster may come later.
+   * What waiting does not mend is thrown of a configuration that has not worked yet, what leaves nothing to be in service, and a newer
+   * program's directory; servers of a Cluster may come later.
    */
   #mayGoOn(failed: readonly KvError[]): void {
     const [first] = failed;
     if (first === undefined) return;
+    const newer = failed.find((error) => error instanceof NewerDirectory);
+    if (newer !== undefined) throw newer;
     const lasting = failed.find(({ retry }) => !retry);
     if (!this.#wasIn && lasting !== undefined) throw lasting;
     const { mode } = this.#options.settings;

@@ -154,3 +154,20 @@ it('lists no more than its bound: packs that are found are left out, those of th
   expect(index.drop(index.packs.get(1)!)).toBe(0);
   check(10, 5);
 });
+
+it('a block in two packs is found in the one that was made later, whichever is met first', () => {
+  const blocks = keys.slice(0, 3).map((hash) => record(spaces[0]!, hash));
+  for (const order of [
+    [1, 2],
+    [2, 1],
+  ]) {
+    const index = new PackIndex();
+    for (const slot of order) {
+      index.add({ ...found(slot), lastUseMs: slot }, blocks);
+      index.touch(index.packs.get(slot)!); // a use says nothing of its age
+    }
+    expect(index.get(spaces[0]!, keys[0]!)?.pack.slot).toBe(2);
+    expect([index.count, index.packs.get(1)!.listedCount, index.packs.get(2)!.listedCount]).toEqual([3, 0, 3]);
+    index.checkIntegrity();
+  }
+});

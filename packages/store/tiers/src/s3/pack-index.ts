@@ -25,6 +25,8 @@ export interface Pack {
   listedCount: number;
   /** Blocks of it that are not listed for want of room. */
   leftOutCount: number;
+  /** On performance.now(), like `lastUseMs`. */
+  readonly madeMs: number;
   /** Of any of its blocks, by this node; at first, when it was made. On performance.now(), which nobody sets: below 0 before our time. */
   lastUseMs: number;
   /** Order of uses within one millisecond. */
@@ -132,7 +134,10 @@ export class PackIndex {
     this.#slices.clear();
   }
 
-  /** A pack that is in the bucket. A block that another pack holds, too, is found in this one from now on. `isOurs`: this node wrote it. */
+  /**
+   * A pack that is in the bucket. A block that another pack holds, too, is found in the one that was made later from now on: the other may be
+   * one that this program could not read, and wrote anew. `isOurs`: this node wrote it.
+   */
   add(
     found: Pick<Pack, 'slot' | 'etag' | 'bytes' | 'lastUseMs'>,
     records: readonly PackRecord[],
@@ -144,6 +149,7 @@ export class PackIndex {
       slot: found.slot,
       etag: found.etag,
       bytes: found.bytes,
+      madeMs: found.lastUseMs,
       lastUseMs: found.lastUseMs,
       entries: [],
       listedCount: 0,
@@ -159,6 +165,7 @@ export class PackIndex {
       const { namespace, hash, offset, bytes } = record;
       let blocks = this.#blocks.get(namespace.key);
       const before = blocks?.get(hash);
+      if (before !== undefined && pack.madeMs < before.pack.madeMs) continue;
       if (before === undefined && this.count >= this.#maxBlocks) {
         pack.leftOutCount++;
         this.leftOutCount++;
