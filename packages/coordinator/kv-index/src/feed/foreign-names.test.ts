@@ -140,7 +140,44 @@ describe('what somebody else has told the tokens of', () => {
   });
 });
 
+it('as many blocks are named as the last bound says', () => {
+  const { say, held, names } = foreignRig({ namesBlocks: 8 });
+  const [one, two] = [promptOf(2), promptOf(3)];
+  say([described(one), described(two)]);
+  expect([held(one), held(two)]).toEqual([8, 0]);
+  names.resize(16);
+  say([described(two)]);
+  expect([held(one), held(two)]).toEqual([8, 8]);
+});
+
+it('a namespace of a former life does not count before it is told of again', () => {
+  const { say, begins, held } = foreignRig();
+  for (const namespace of [first, second]) say([described(prompt)], namespace);
+  begins('restarted');
+  begins();
+  say([bare(prompt)], second);
+  expect(held(prompt)).toBe(8);
+});
+
 describe('what waits', () => {
+  it('in a shared tier and is removed is credited to nobody, whoever tells of it in that turn', () => {
+    const at = 'REDIS';
+    // Of one of these the turn ends between what the others of its slice and what it itself is told of.
+    for (let before = 600; before <= 1_200; before += 60) {
+      const { all, index } = foreignRig({ nodes: 2 });
+      const [believed, other] = all;
+      const [few, many] = [promptOf(2, before), promptOf(3, 1_000)];
+      believed!.say([described(few, 0, before, at), described(many, 0, 1_000, at), bare(prompt, 0, 8, at)]);
+      const rest = { ...removed(many, 0, 1_000, at), blockHashes: [...prompt.hashes, ...many.hashes] };
+      const work = believed!.saying([removed(few, 0, before, at), rest as KvEvent]);
+      expect(work.next().done).toBe(false);
+      other!.say([described(prompt)]);
+      while (work.next().done !== true);
+      other!.say([removed(prompt)]);
+      expect(index.stats().blocks).toBe(0);
+    }
+  });
+
   it('and is removed, or void, while others are told of it in turns, is not credited', () => {
     for (const how of ['removed', 'void', 'left'] as const) {
       const { all, budget } = foreignRig({ namesBytes: 1 << 24, nodes: 2 });
@@ -208,13 +245,18 @@ describe('what waits', () => {
     expect([held(promptOf(100)), held(promptOf(599)), told.leftOut]).toEqual([4, 8, 0]);
   });
 
-  it('is none where names need all there is', () => {
-    const bytes = 131_072; // of the names of a thousand blocks and some
-    const { say, held, budget, told } = foreignRig({ namesBytes: bytes });
+  it('is none where names of pods need all there is', () => {
+    const { say, budget } = foreignRig({ namesBytes: 131_072 });
     for (let i = 0; i < 50; i++) say([described(promptOf(100 + i), 4, 8)]);
     expect(budget.bytes).toBeGreaterThan(0);
-    say([described(prompt)]);
-    expect([held(prompt), told.leftOut, budget.bytes]).toEqual([8, 0, bytes]);
+    expect([budget.take(131_072), budget.bytes]).toEqual([true, 131_072]);
+  });
+
+  it('and names leave a quarter of all bytes to those of pods, whatever nodes tell', () => {
+    const { say, budget, told } = foreignRig({ namesBytes: 1 << 20 });
+    for (let i = 0; told.leftOut === 0; i++) say([described(promptOf(100 + i))]);
+    expect(budget.bytes).toBeLessThanOrEqual(3 << 18);
+    expect(budget.take(1 << 18)).toBe(true);
   });
 
   it('gives way to the names of pods as well', () => {

@@ -8,7 +8,7 @@
  */
 import type { ChainHasher } from '@kvtier/identity';
 import type { Keys, Parent } from '../kv-index.ts';
-import type { NamesBudget } from './names-budget.ts';
+import { type NamesBudget, NamesShare } from './names-budget.ts';
 import { type Author, NamesTable, type Unnamed } from './names-table.ts';
 import { slices } from './slices.ts';
 import { type Place, type Run, type WaitingRun, WaitingRuns } from './waiting-runs.ts';
@@ -37,6 +37,8 @@ export interface Owner extends Author {
 }
 
 const maxNamespaces = 1_024;
+/** Of all bytes for names: nodes hold more blocks than engines, and give little back; the engines beside them name their own with the rest. */
+const nodesShare = 3 / 4;
 /** What one that waits costs, in blocks that do not: its objects, its places in the maps. */
 const waitWork = (blocks: number): number => 16 + 4 * blocks;
 const noTokens = new Int32Array(0);
@@ -55,9 +57,14 @@ export class ForeignNames {
     const onDoubt = (own: Keys): void => {
       for (const owner of this.#owners) owner.doubt(own);
     };
-    this.#table = new NamesTable({ hasher, budget, maxBlocks, isHeld, onDoubt });
+    this.#table = new NamesTable({ hasher, budget: new NamesShare(budget, nodesShare), maxBlocks, isHeld, onDoubt });
     this.#waiting = new WaitingRuns(budget);
     budget.whenShort = () => this.#waiting.dropOldest();
+  }
+
+  /** Another bound of blocks; that of bytes is the budget's. */
+  resize(maxBlocks: number): void {
+    this.#table.resize(maxBlocks);
   }
 
   /** Of who tells next. */

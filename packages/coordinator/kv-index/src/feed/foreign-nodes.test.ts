@@ -105,9 +105,9 @@ describe('what a node beside an engine of other names holds', () => {
   });
 
   it('cannot make what waits for its parent take more than its room', () => {
-    const { say, held, budget } = rig({ namesBytes: 1 << 17 });
+    const { say, held, budget } = rig({ namesBytes: 1 << 18 });
     for (let i = 0; i < 2_000; i++) say([described(promptOf(100 + i), 4, 8)]);
-    expect(budget.bytes).toBeLessThanOrEqual(1 << 17);
+    expect(budget.bytes).toBeLessThanOrEqual(1 << 18);
     say([{ type: 'AllBlocksCleared', medium: 'CPU' }]);
     expect(budget.bytes).toBe(0);
     say([described(prompt)]);

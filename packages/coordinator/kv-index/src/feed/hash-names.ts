@@ -6,6 +6,8 @@
 import { emptyTableBytes, HashTable, none } from '../hash-table.ts';
 import type { NamesBudget } from './names-budget.ts';
 
+type Budget = Pick<NamesBudget, 'take' | 'give'>;
+
 const chunkBits = 10;
 const chunkMask = (1 << chunkBits) - 1;
 
@@ -14,17 +16,23 @@ export type Added = 'added' | 'blocks' | 'bytes';
 
 export class HashNames {
   readonly #hashBytes: number;
-  readonly #maxBlocks: number;
-  readonly #budget: NamesBudget;
+  #maxBlocks: number;
+  readonly #budget: Budget;
   /** undefined: no block is named, and nothing is taken. */
   #table: HashTable | undefined;
   /** The whole hash of each record, as a child's hash begins with it. */
   #chunks: Buffer[] = [];
 
-  constructor(hashBytes: number, maxBlocks: number, budget: NamesBudget) {
+  constructor(hashBytes: number, maxBlocks: number, budget: Budget) {
     this.#hashBytes = hashBytes;
     this.#maxBlocks = maxBlocks;
     this.#budget = budget;
+  }
+
+  /** Another bound from now on; of what is named already nothing goes for it. */
+  resize(maxBlocks: number): void {
+    this.#maxBlocks = maxBlocks;
+    if (this.#table !== undefined) this.#table.maxRecords = maxBlocks;
   }
 
   /** A view; undefined: not named. */

@@ -142,6 +142,7 @@ export class IndexFeed {
       return false;
     }
     this.#maxBytes = maxBytes;
+    this.#foreign.resize(this.#mostBlocks);
     return true;
   }
 

@@ -50,3 +50,31 @@ export class NamesBudget {
     return true;
   }
 }
+
+/** Of a budget that others share no more than a part, however much of it is free: what one takes for long is not there for them. */
+export class NamesShare {
+  readonly #whole: NamesBudget;
+  readonly #share: number;
+  #bytes = 0;
+
+  constructor(whole: NamesBudget, share: number) {
+    this.#whole = whole;
+    this.#share = share;
+  }
+
+  get maxBytes(): number {
+    return Math.floor(this.#whole.maxBytes * this.#share);
+  }
+
+  /** False: there is no room. */
+  take(bytes: number): boolean {
+    if (this.#bytes + bytes > this.maxBytes || !this.#whole.take(bytes)) return false;
+    this.#bytes += bytes;
+    return true;
+  }
+
+  give(bytes: number): void {
+    this.#bytes -= bytes;
+    this.#whole.give(bytes);
+  }
+}

@@ -12,12 +12,12 @@ import type { ChainHasher } from '@kvtier/identity';
 import { type Keys, keysOfHashes } from '../keys.ts';
 import { type Added, HashNames } from './hash-names.ts';
 import type { Lies } from './lies.ts';
-import type { NamesBudget } from './names-budget.ts';
+import type { NamesShare } from './names-budget.ts';
 import { turnBlocks } from './slices.ts';
 
 export interface NamesTableOptions {
   readonly hasher: ChainHasher;
-  readonly budget: NamesBudget;
+  readonly budget: NamesShare;
   readonly maxBlocks: number;
   /** Somebody is credited with this block. */
   readonly isHeld: (low: number, high: number) => boolean;
@@ -57,6 +57,10 @@ export class NamesTable {
   constructor(options: NamesTableOptions) {
     this.#options = options;
     this.#names = new HashNames(options.hasher.hashBytes, options.maxBlocks, options.budget);
+  }
+
+  resize(maxBlocks: number): void {
+    this.#names.resize(maxBlocks);
   }
 
   /** Somebody may hold less than before. */

@@ -198,10 +198,11 @@ export class NodeListing {
       return;
     }
     for (const slice of slices(event.keys)) {
+      // First: what another node names meanwhile is not credited here.
+      names.removed(place, slice);
       const keys = names.own(slice);
       if (isShared) yield* shared.event(teller, namespace, medium, { type: event.type, keys });
       else this.#parts.get(namespace)?.removed(medium, keys);
-      names.removed(place, slice);
       yield slice.length / 2;
     }
   }

@@ -107,6 +107,7 @@ export class NodeNames implements Owner {
   /** Another process tells from now on. */
   restarted(): void {
     this.voided();
+    this.#storedS.clear(); // namespaces of its former life are counted when it tells of them
     this.#isNamed = false;
     this.#isBare = false;
     this.#otherTokens = 0;
@@ -116,7 +117,6 @@ export class NodeNames implements Owner {
   forget(): void {
     this.restarted();
     this.#options.names.leaves(this);
-    this.#storedS.clear();
   }
 
   /** Those of the node's names that we have names for, by these. */

@@ -56,10 +56,13 @@ export const removed = ({ hashes }: Prompt, from = 0, to = length, medium = 'CPU
 export interface ForeignRigOptions {
   readonly namesBytes?: number;
   readonly maxBlocks?: number;
+  /** Of all nodes together; as of each where it is not said. */
+  readonly namesBlocks?: number;
   readonly nodes?: number;
 }
 
-export function foreignRig({ namesBytes = 1 << 20, maxBlocks = 1e5, nodes = 1 }: ForeignRigOptions = {}) {
+export function foreignRig(options: ForeignRigOptions = {}) {
+  const { namesBytes = 1 << 20, maxBlocks = 1e5, namesBlocks = maxBlocks, nodes = 1 } = options;
   const index = new KvIndex({ maxBytes: 1 << 22, countedMedia: 1 << mediumNumbers.gpu });
   const counts = new LieCounts();
   const lines: string[] = [];
@@ -68,7 +71,7 @@ export function foreignRig({ namesBytes = 1 << 20, maxBlocks = 1e5, nodes = 1 }:
   const budget = new NamesBudget(namesBytes);
   const told = { unnamed: 0, leftOut: 0 };
   const isHeld = (low: number, high: number): boolean => index.isHeldByAny(low, high);
-  const names = new ForeignNames({ hasher, blockTokens, maxBlocks, budget, isHeld });
+  const names = new ForeignNames({ hasher, blockTokens, maxBlocks: namesBlocks, budget, isHeld });
   const all = Array.from({ length: nodes }, (_, number) => {
     const lies = new Lies(`cache node ${'nmo'[number]}`, counts, log, () => 0);
     const teller = { resync: () => undefined };
@@ -113,5 +116,5 @@ export function foreignRig({ namesBytes = 1 << 20, maxBlocks = 1e5, nodes = 1 }:
     return { listing, saying, say, begins, held, changes: () => changes };
   });
   const [one] = all;
-  return { ...one!, all, index, budget, told, lies: counts.byKind, lines };
+  return { ...one!, all, index, budget, names, told, lies: counts.byKind, lines };
 }
