@@ -146,6 +146,7 @@ export class RedisKeys {
       for (const key of argv) this.#state.values.delete(key);
       return 1;
     }
+    if (sha === scripts.lookScript.sha) return [bytes(this.#state.ledger === undefined ? 'new' : 'ok')];
     if (sha === scripts.openScript.sha) return this.#open(base, argv);
     const { ledger } = this.#state;
     if (ledger === undefined || !isWell(ledger)) return new Error('KVTIER lost');

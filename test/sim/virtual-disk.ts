@@ -18,6 +18,8 @@ export const simRoot = '/kvtier-sim/';
 const flushUs = 300_000;
 /** Of all files: nobody removes a world's folders. */
 const identity = { device: 1n, inode: 1n };
+/** Of the folders above them: what is below is a volume of its own. */
+const above = { device: 0n, inode: 1n };
 
 const errors = { EIO: 5, ENOENT: 2, ENOSPC: 28 } as const;
 
@@ -243,7 +245,8 @@ export class VirtualDisks {
     filesOpen: () => ({}) as FilesHandle,
     filesClose: () => {},
     fileFolder: (_: FilesHandle, path: string) => this.of(path).op('mkdir', () => {}, true),
-    fileIdentity: (_: FilesHandle, path: string) => this.of(path).op('stat', () => identity),
+    fileIdentity: (_: FilesHandle, path: string) =>
+      path.length < simRoot.length ? Promise.resolve(above) : this.of(path).op('stat', () => identity),
     fileLock: (_: FilesHandle, path: string) => {
       const disk = this.of(path);
       const { life } = this.#world;
