@@ -371,7 +371,8 @@ class Planned(EngineCase):
             waited[:] = [0.0] * 3
             ask("one", "other")
             second.run()
-            self.assertEqual(waited[3:], [0.02, 0.02])
+            self.assertEqual(waited[3:5], [0.02, 0.02])
+            self.assertLessEqual(set(waited[5:]), {0.04})  # of one that a busy machine did not bring by then, in a later step
         self.assertEqual(second.done["alone"].output_tokens(), wanted[0])
         self.check(second)
 
