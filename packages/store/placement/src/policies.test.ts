@@ -94,6 +94,32 @@ describe('write policies', () => {
     expect(bench.disk.lookup(n, chain('x', 1))).toBe(1);
   });
 
+  it.each(['redis', 's3', 'peer'])(
+    'what %s alone holds and an engine has computed is kept here, and not written there again',
+    async (name) => {
+      const bench = new Bench(8, {}, { lower: ['disk', name], plans: { disk: { write: 'none' } } });
+      const shared = bench.lower[1]!;
+      const engine = bench.engine();
+      shared.put(n, chain('x', 3));
+      expect(engine.put(chain('x', 2))).toEqual(['reserved', 'reserved']);
+      expect(bench.arena.lookup(n, chain('x', 3))).toBe(2);
+      expect(engine.put(chain('x', 2))).toEqual(['held', 'held']);
+      await settled();
+      expect(bench.lower.map(({ jobs }) => jobs.length)).toEqual([0, 0]);
+      // What a chain goes on from need not be here.
+      expect(engine.holdings.reserve(chain('x', 3)[2]!, chain('x', 1, 3)).map(({ status }) => status)).toEqual([
+        'reserved',
+      ]);
+    },
+  );
+
+  it('what the disk alone holds is held', async () => {
+    const bench = new Bench(8, {}, { lower: ['disk', 's3'], plans: { s3: { write: 'none' } } });
+    bench.disk.put(n, chain('x', 2));
+    expect(bench.engine().put(chain('x', 2))).toEqual(['held', 'held']);
+    expect(bench.arena.lookup(n, chain('x', 2))).toBe(0);
+  });
+
   it('selective takes a used block although a slower tier has it, and without promotion', async () => {
     const plans = { disk: { write: 'selective', admission: 'second-touch', promote: false } } as const;
     const bench = new Bench(8, {}, { lower: ['disk', 's3'], plans });

@@ -169,7 +169,7 @@ export class SessionWrites {
       let status: ReserveStatus = 'refused';
       let slot: number | undefined;
       const payer = ownerOf(namespace, hash) || this.#traits.tenant;
-      if (this.#isHeld(hash)) status = 'held';
+      if (this.#isHeld(hash, true)) status = 'held';
       else if (writing.has(hash) || pins.isLeaving(namespace, hash)) status = 'busy';
       else if (refusal === '') {
         const stranger = arena.get(namespace, hash) !== undefined;
@@ -279,16 +279,22 @@ export class SessionWrites {
     );
   }
 
-  #isHeld(hash: HashKey): boolean {
+  /**
+   * `here`: on this host. What others' memory, Redis or S3 alone hold, the engine has computed since that was sooner: it would be again,
+   * each time, were it not kept here now.
+   */
+  #isHeld(hash: HashKey, here: boolean): boolean {
     const { arena, locate, isOver } = this.#parts;
     const block = arena.get(this.#state.namespace, hash);
     const inArena = block?.payloadBytes === this.#state.payloadBytes && !isOver(block.expiresS);
     // What a tier that hangs is to bring, a lookup calls not held: the engine computes it, and that is not to be thrown away.
     const isComing = this.#state.fetching.get(hash)?.gate.available ?? false;
-    return inArena || isComing || locate(this.#state, hash) !== undefined;
+    if (inArena || isComing) return true;
+    const gate = locate(this.#state, hash);
+    return gate !== undefined && !(here && gate.tier.supports.shared);
   }
 
   #isKnown(hash: HashKey): boolean {
-    return this.#state.writing.has(hash) || this.#isHeld(hash);
+    return this.#state.writing.has(hash) || this.#isHeld(hash, false);
   }
 }

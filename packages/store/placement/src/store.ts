@@ -415,7 +415,7 @@ export class Store {
   }
 
   #committed(state: NamespaceState, hash: HashKey): void {
-    for (const writeDown of this.#parts.writeDowns) writeDown.offer(state.namespace, hash, state.payloadBytes);
+    this.#spread(state, hash, maxTiers, true);
     this.#parts.awaiting.arrived(state, hash);
   }
 
@@ -431,8 +431,8 @@ export class Store {
     this.#spread(state, hash, from.bit);
   }
 
-  /** Offer a block of the arena to the tiers below bit `end` that do not hold it. */
-  #spread(state: NamespaceState, hash: HashKey, end: number): void {
+  /** Offer a block of the arena, perhaps just made there, to the tiers below bit `end` that do not hold it. */
+  #spread(state: NamespaceState, hash: HashKey, end: number, isMade = false): void {
     const { namespace, payloadBytes } = state;
     const tiers = this.#residency.tiers(namespace, hash);
     for (const [at, writeDown] of this.#parts.writeDowns.entries()) {
@@ -441,7 +441,7 @@ export class Store {
       const isInSlower = tiers >> (at + 2) !== 0;
       // What is selective chooses by use, wherever else the block is.
       const chooses = writeDown.policy === 'selective' && end === maxTiers;
-      if (!isInSlower || chooses) writeDown.offer(namespace, hash, payloadBytes);
+      if (isMade || !isInSlower || chooses) writeDown.offer(namespace, hash, payloadBytes);
       else if (this.#promote[at]) writeDown.promote(namespace, hash, payloadBytes);
     }
   }
