@@ -101,6 +101,8 @@ export class ClusterRig {
     const nodeSocket = (i: number): string => join(folder, `n${i}`, 's');
     const address = (i: number): string => `unix:${join(folder, `w${i}`)}`;
     const nodeOf = (i: number): number | null => (size.nodes === 0 ? null : i % size.nodes);
+    const roleOf = (i: number): string =>
+      size.prefill === undefined ? 'both' : i < size.prefill ? 'prefill' : 'decode';
     const membership = (name: string, more: object): object =>
       size.redis === undefined ? {} : { membership: { redis: size.redis, name, ...more } };
     this.nodes = count(size.nodes).map(
@@ -131,7 +133,7 @@ export class ClusterRig {
           kvBytes: size.kvBytes ?? 24 << 20,
           maxSequences: 8,
           threads: 1,
-          ...membership(`worker-${i}`, { node: nodeOf(i) === null ? null : `node-${nodeOf(i)}` }),
+          ...membership(`worker-${i}`, { node: nodeOf(i) === null ? null : `node-${nodeOf(i)}`, role: roleOf(i) }),
           kvEvents: source(`w${i}`),
           logLevel: 'warn',
         }),
@@ -142,7 +144,7 @@ export class ClusterRig {
           kind: 'static',
           workers: count(size.workers).map((i) => ({
             name: `worker-${i}`,
-            role: size.prefill === undefined ? 'both' : i < size.prefill ? 'prefill' : 'decode',
+            role: roleOf(i),
             address: address(i),
             node: nodeOf(i) === null ? null : `node-${nodeOf(i)}`,
             events: source(`w${i}`),

@@ -1,0 +1,94 @@
+/**
+ * Many engines are one: what 2 and 4 workers that share answer equals, token by token, what one worker without a tier answers, greedy
+ * and with seeds, while workers, nodes and coordinators are killed at random; no request fails: what a client has to ask again it was
+ * denied by a coordinator that was dead at that moment. KVTIER_CLUSTER_REPORT=1 says what was seen; other deaths with KVTIER_CLUSTER_SEED.
+ */
+import { afterEach, beforeAll, expect, it } from 'vitest';
+import { askAll } from './cluster-load.ts';
+import { ClusterRig, sharedPrompts } from './cluster-rig.ts';
+
+const clients = 4;
+const report = (line: string): void => {
+  if (process.env.KVTIER_CLUSTER_REPORT) process.stderr.write(`${line}\n`);
+};
+
+/** Kills a member at random and starts it again, one at a time, until `ended` is. */
+async function killAtRandom(cluster: ClusterRig, ended: () => boolean): Promise<string[]> {
+  const killed: string[] = [];
+  let state = Number(process.env.KVTIER_CLUSTER_SEED ?? 12_345);
+  while (!ended()) {
+    state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0;
+    const members = [...cluster.members];
+    const [name, service] = members[(state >>> 8) % members.length]!;
+    await service.signal('SIGKILL');
+    await service.start();
+    killed.push(name);
+  }
+  return killed;
+}
+
+/** -1: none. */
+function firstDifference(a: readonly number[], b: readonly number[]): number {
+  const at = a.findIndex((id, i) => id !== b[i]);
+  return at === -1 && a.length !== b.length ? a.length : at;
+}
+
+/** Tests: so many requests of so many workers, over two nodes and two coordinators. */
+export function answerAsOne(
+  count: number,
+  sizes: readonly { readonly workers: number; readonly nodes: number }[],
+): void {
+  const requests = sharedPrompts(count, 10);
+  let right: readonly (readonly number[])[] = [];
+  let rig: ClusterRig | undefined;
+  afterEach(async () => {
+    await rig?.close();
+    rig = undefined;
+  });
+
+  beforeAll(async () => {
+    const alone = await ClusterRig.start({ workers: 1, nodes: 0, coordinators: 1 });
+    try {
+      right = (await askAll(alone, requests, clients)).map(({ tokenIds }) => tokenIds);
+    } finally {
+      await alone.close();
+    }
+  }, 600_000);
+
+  it.each(sizes)(
+    '$workers workers over $nodes nodes answer as one, whoever is killed',
+    { timeout: 900_000 },
+    async (size) => {
+      // Nobody stands still here, so no client has a reason to leave because of silence.
+      rig = await ClusterRig.start({ ...size, coordinators: 2, silentMs: 60_000 });
+      let done = false;
+      const killing = killAtRandom(rig, () => done);
+      killing.catch(() => {}); // awaited below
+      const begin = performance.now();
+      try {
+        const answers = await askAll(rig, requests, clients);
+        const seconds = (performance.now() - begin) / 1000;
+        const other = answers.flatMap(({ tokenIds }, i) => {
+          const at = firstDifference(tokenIds, right[i]!);
+          return at === -1 ? [] : [{ i, at }];
+        });
+        const turned = answers.reduce((sum, answer) => sum + answer.turnedAway, 0);
+        done = true;
+        const killed = await killing;
+        const longest = Math.max(...answers.map(({ startMs, endMs }) => endMs - startMs));
+        report(
+          `${size.workers} workers: ${answers.length} requests, ${other.length} with other tokens, in ${seconds.toFixed(1)} s, ${killed.length} killed (${killed.join(' ')}), ` +
+            `${turned} times the other coordinator, longest ${longest.toFixed(0)} ms`,
+        );
+        const failures = answers.flatMap((answer) => answer.failures);
+        for (const failure of failures) report(failure);
+        expect(failures).toEqual([]);
+        expect(killed.length).toBeGreaterThan(0);
+        expect(other).toEqual([]);
+      } finally {
+        done = true;
+        await killing.catch(() => {});
+      }
+    },
+  );
+}
