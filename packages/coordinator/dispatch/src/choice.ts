@@ -29,6 +29,8 @@ export interface DispatchRequest extends RoutedRequest {
    * where the same weights would go on, and the tokens are the same words, whatever chat template lies there.
    */
   readonly begunAt?: Pick<WorkerFacts, 'modelDigest' | 'tokenDigest'> | undefined;
+  /** false: nothing is computed for it, as for a list of models: no answer of tokens ends it. undefined: it has an answer. */
+  readonly hasAnswer?: false | undefined;
   /** Its answer is streamed: what comes of it first comes as soon as its prompt is computed. undefined: nobody says. */
   readonly isStreamed?: boolean | undefined;
   /** prefill: a worker that computes the prompt for another one; undefined: one that takes the whole request, or its decode. */

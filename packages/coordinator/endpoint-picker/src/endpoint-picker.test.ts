@@ -116,6 +116,7 @@ describe('a request', () => {
     const [response] = await stream.has(1);
     expect(toldBy(response!)).toMatchObject({ part: 'requestHeaders', endpoint: '10.0.0.1:8000' });
     expect(rig.dispatch.asked[0]).toMatchObject({ model: 'm', tokens: 1, blockTokens: 32, keys: new Int32Array(0) });
+    expect(rig.dispatch.asked[0]?.hasAnswer).toBe(false);
     stream.responseHeaders('10.0.0.1:8000', { ':status': '200' }, true);
     await stream.has(2);
     expect(rig.dispatch.told.slice(1)).toEqual(['first pod-0', 'ended pod-0']);
@@ -132,6 +133,7 @@ describe('a request', () => {
     expect(parts(stream)).toEqual(['requestHeaders', 'requestBody', 'requestTrailers']);
     expect(sentOn(responses, 'requestBody').toString()).toBe(body);
     expect(rig.reader.asked[0]?.body).toBe(body);
+    expect(rig.dispatch.asked[0]?.hasAnswer).toBeUndefined();
     stream.responseHeaders('10.0.0.1:8000');
     stream.responseBody('x', false);
     stream.responseTrailers();

@@ -178,8 +178,11 @@ export class Picker {
       ...guess(asked, candidates, bytes),
       ...{ unsplit: undefined, isLoan: undefined, whyNoTransfer: undefined },
     };
+    const { arrivedMs } = asked;
+    const isPost = asked.method === 'POST';
     const request: DispatchRequest = {
       ...prompt,
+      ...(!isPost && { hasAnswer: false }),
       id: asked.id,
       model,
       session: asked.session || (facts?.session ?? ''),
@@ -191,8 +194,6 @@ export class Picker {
       except: new Set(),
       firstTokenByMs: targets.ttftMs === undefined ? undefined : asked.arrivedMs + targets.ttftMs,
     };
-    const { arrivedMs } = asked;
-    const isPost = asked.method === 'POST';
     const wanted = { model: request.model, arrivedMs, ttftMs: targets.ttftMs, isPost };
     let late: Saturated | undefined;
     const those = { candidates, ofNow: () => thoseKnowing(target, mayGo()) };

@@ -42,7 +42,8 @@ export class PrefillChoice {
     const { pods, logger } = this.#parts;
     const isConcerned = pods?.concerns(routed.model) ?? false;
     const isWhole = unsplit !== undefined || hasNoSidecar(choice.worker);
-    const planned = isConcerned && !isWhole ? pods!.plan(routed, choice) : undefined;
+    // The leg is the sidecar's, which cuts none by our time.
+    const planned = isConcerned && !isWhole ? pods!.plan(routed, choice, undefined, uncutMs) : undefined;
     admit(planned?.thereS);
     if (pods === undefined || !isConcerned) return undefined;
     const { split, reason, why, prefillers } =
@@ -85,6 +86,8 @@ async function within<T>(ms: number, signal: AbortSignal, act: (soon: AbortSigna
     signal.removeEventListener('abort', leave);
   }
 }
+
+const uncutMs = Number.POSITIVE_INFINITY;
 
 /** It only prefills: nobody there would read whom we name. One of both roles has a sidecar, whatever it leans to. */
 const hasNoSidecar = ({ record }: Worker): boolean => record.role === 'prefill';

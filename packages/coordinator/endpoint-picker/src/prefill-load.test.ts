@@ -42,3 +42,13 @@ it('a prompt is computed there once it has had its time and nobody waits, whenev
   share.ended();
   bare.dispatch.close();
 });
+
+it('a prompt that takes long is computed there: the leg is the sidecar’s, and our own bound on legs cuts none', async () => {
+  const bare = new BarePicker({ prefillMs: 100 });
+  for (const role of ['decode', 'prefill'] as const)
+    Object.assign(bare.add(role, role).load, { prefillTokensPerS: tokensPerS });
+  const { prefiller, share } = await bare.pick(); // 200 ms
+  expect(prefiller).toBe('10.0.0.1:8000');
+  share.ended();
+  bare.dispatch.close();
+});

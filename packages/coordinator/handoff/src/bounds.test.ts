@@ -121,10 +121,10 @@ it('who is queued for is waited for longer, and nobody beyond the deadline', asy
     return requests[0]!.request.handOff!.stallMs;
   };
   // Twice: the second worker that is asked has as long.
-  const [idle, seconds, minutes] = [await stallMsOf(0), await stallMsOf(40_000), await stallMsOf(1e6)];
+  const [idle, seconds, most] = [await stallMsOf(0), await stallMsOf(40_000), await stallMsOf(200_000)];
   expect(idle).toBeLessThan(2_300);
   expect(Math.abs(seconds - idle - 2 * 3 * 4_000)).toBeLessThan(300);
-  expect(minutes).toBe(60_000);
+  expect(most).toBe(60_000);
 });
 
 it('who failed is not asked again for the same prompt', async () => {

@@ -4,7 +4,8 @@
  *
  * For the decode side alone, and for each worker that takes prefill, times are predicted (times.ts) and priced (cost.ts). What misses
  * fewest targets is taken; of equals, what costs all least. The prefill side computes all whole blocks; only where the link is the
- * bottleneck, 16 shares of them are looked at, at the best workers: fewer blocks travel, and the decode side computes the rest meanwhile.
+ * bottleneck, or they would not be there while the decode side waits for them, 16 shares of them are looked at, at the best workers: fewer
+ * blocks travel, and the decode side computes the rest meanwhile. What it would not wait for is no way at all.
  * A split has to cost a twentieth less than none: it can fail in more ways.
  */
 import { type Cost, costOf, ownCostOf } from './cost.ts';
@@ -37,6 +38,8 @@ export const handOffReasons = [
   'prefill-too-small',
   /** none: all that take prefill have as many legs as they may, or the coordinator has */
   'prefill-busy',
+  /** none: nobody's blocks would be there while the decode side waits */
+  'prefill-late',
   /** none: the worker alone serves all best */
   'alone',
 ] as const;
@@ -86,7 +89,9 @@ export function decide(question: Question): Decision {
   if (candidates.length === 0) return none(why);
   const wholes = candidates.map((prefill) => splitOf(question, prefill, full, held));
   const shares = mode === 'always' ? [] : sharesOf(question, wholes, full, held);
-  const best = [...wholes, ...shares].reduce((best, split) => (isBetter(split, best) ? split : best));
+  const inTime = [...wholes, ...shares].filter((split) => isInTime(question, split));
+  if (inTime.length === 0) return none('prefill-late');
+  const best = inTime.reduce((best, split) => (isBetter(split, best) ? split : best));
   const chosen = drawing(question, best, full);
   if (mode === 'always') return { reason: 'always', split: chosen, expected: chosen, alone, isLacking: false };
   if (!pays(chosen, alone)) return none('alone');
@@ -95,11 +100,13 @@ export function decide(question: Question): Decision {
   return { reason, split: chosen, expected: chosen, alone, isLacking: false };
 }
 
-/** Parts of the prompt, at the best of those that the link keeps waiting. */
+const isInTime = ({ deadlineS }: Question, { arrivedS }: Split): boolean => arrivedS <= deadlineS;
+
+/** Parts of the prompt, at the best of those whose link keeps it waiting, or who cannot compute all in time. */
 function sharesOf(question: Question, wholes: readonly Split[], full: number, held: number): Split[] {
   const shares: Split[] = [];
-  const linkBound = wholes.filter(({ isLinkBound }) => isLinkBound);
-  for (const { prefill } of linkBound.sort((a, b) => (isBetter(a, b) ? -1 : 1)).slice(0, mostShared)) {
+  const tooMuch = wholes.filter((whole) => whole.isLinkBound || !isInTime(question, whole));
+  for (const { prefill } of tooMuch.sort((a, b) => (isBetter(a, b) ? -1 : 1)).slice(0, mostShared)) {
     for (let part = 1; part < parts; part++) {
       const blocks = Math.ceil((full * part) / parts);
       if (blocks > held) shares.push(splitOf(question, prefill, blocks, held));
@@ -123,7 +130,8 @@ function isWanted(question: Question, alone: Expected): boolean {
   const idle = { waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0, loadAheadS: 0 };
   const prefill: Side = { ...decode, ...idle, number: -1, role: 'prefill', node: '' };
   const full = Math.floor((tokens - 1) / blockTokens);
-  return pays(splitOf(question, prefill, full, Math.min(decode.match.blocks, full)), alone);
+  const split = splitOf(question, prefill, full, Math.min(decode.match.blocks, full));
+  return isInTime(question, split) && pays(split, alone);
 }
 
 /** It misses less, or as much and costs a twentieth less. */
@@ -131,7 +139,15 @@ const pays = (split: Expected, alone: Expected): boolean =>
   split.misses < alone.misses || (split.misses === alone.misses && split.costS < alone.costS * margin);
 
 const lacks: ReadonlySet<HandOffReason> = new Set([
-  ...(['no-prefill-worker', 'other-revision', 'no-node', 'no-link', 'prefill-too-small', 'prefill-busy'] as const),
+  ...([
+    'no-prefill-worker',
+    'other-revision',
+    'no-node',
+    'no-link',
+    'prefill-too-small',
+    'prefill-busy',
+    'prefill-late',
+  ] as const),
 ]);
 
 /** Those that may compute for the decode side; the reason where there is none. */

@@ -16,6 +16,8 @@ type Draws = {
   readonly given: number[][];
   readonly taken?: Promise<void>;
   readonly pauses?: boolean[];
+  /** The decode side waits so long. */
+  readonly deadlineMs?: number;
 };
 
 /** Ten blocks of 16 tokens that worker 1 computes for worker 0, of which worker 0 holds `local`. Returns what was told at the end. */
@@ -24,6 +26,8 @@ async function handedOff(
   pending: number[] = [],
   parts: Took[] = [],
   draws: Draws = { tells: [], given: [] },
+  came: number[] = [],
+  answering = () => {},
 ): Promise<number[][]> {
   const workers = new FakeWorkers();
   workers.add('d');
@@ -56,11 +60,12 @@ async function handedOff(
   } as unknown as HandOffEngines;
   const run = new HandOff({
     ...{ engines, decode: 0, request: greedy({ requestId: 'r' }), blockTokens: 16, tries: 1 },
-    times: { stallMs: 60_000, deadlineMs: 60_000 },
+    times: { stallMs: 60_000, deadlineMs: draws.deadlineMs ?? 60_000 },
     split: { prefill, blocks: 10, computes: 160, travels: 10, draws: true } as Split,
     listener: {
       leg: () => {},
       pending: (blocks) => pending.push(blocks),
+      came: (blocks) => came.push(blocks),
       fellShort: (why) => told.push([why.length]),
       another: () => undefined,
       firstToken: (...blocks) => told.push(blocks),
@@ -90,6 +95,8 @@ async function handedOff(
     if (said.finishReason !== undefined && said.finishReason !== '') end();
     await new Promise(setImmediate);
   }
+  answering();
+  streams.get('d')?.end();
   await run;
   return told;
 }
@@ -104,18 +111,47 @@ const first = (cachedTokens: number): Partial<GenerateEvent> => ({
 });
 
 it('blocks have still to travel until the decode worker has them, whatever lies in the prefill worker’s node', async () => {
-  const pending: number[] = [];
+  const [pending, came]: number[][] = [[], []];
   await handedOff(
     [
       ['d', state(2, 0)],
       ['p', { ...state(0, 10), finishReason: 'prefilled' }],
       ['d', state(2, 6)],
       ['d', state(2, 10)],
-      ['d', first(160)],
+      ['d', { ...first(160), finishReason: '' }],
+      goesOn,
     ],
     pending,
+    [],
+    { tells: [], given: [] },
+    came,
   );
-  expect(pending).toEqual([10, 8, 4, 0, 0]);
+  expect([pending, came]).toEqual([
+    [10, 8, 4, 0, 0, 0],
+    [4, 4],
+  ]);
+});
+
+it('that the last blocks came is told with the first token: from then on nothing travels, however long the answer is', async () => {
+  const [pending, came]: number[][] = [[], []];
+  await handedOff(
+    [
+      ['d', state(2, 0)],
+      ['p', { ...state(0, 10), finishReason: 'prefilled' }],
+      ['d', state(2, 6)],
+      ['d', begun],
+    ],
+    pending,
+    [],
+    { tells: [], given: [] },
+    came,
+    () => {
+      expect([pending, came]).toEqual([
+        [10, 8, 4, 0],
+        [4, 4],
+      ]);
+    },
+  );
 });
 
 it('blocks that came before all were computed are hidden, those that came later are not', async () => {
@@ -200,6 +236,19 @@ it.each<[string, Step]>([
   const parts: Took[] = [];
   const told = await handedOff([['d', state(2, 0)], ['p', state(0, 4)], ['d', begun], step, goesOn], [], parts);
   expect([told, parts]).toEqual([[[2, 8, 0]], []]);
+});
+
+it('the decode side has waited as long as it does: the prefill worker is cancelled before the first token is here', async () => {
+  const draws: Draws = { tells: [], given: [], deadlineMs: 20 };
+  const steps: Step[] = [
+    ['d', state(0, 0)],
+    ['p', state(0, 4)],
+    ['p', 'cancelled'],
+    ['d', first(64)],
+  ];
+  // Nobody else is asked: what is told is that the decode side computes the rest.
+  expect(await handedOff(steps, [], [], draws)).toEqual([['decode-alone'.length], [0, 4, 0]]);
+  expect(draws.given).toEqual([[1]]);
 });
 
 it('says nothing of what did not come as it should', async () => {

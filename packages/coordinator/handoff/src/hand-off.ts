@@ -84,6 +84,8 @@ export interface HandOffListener {
   leg(prefill: Split['prefill'], began: boolean): void;
   /** So many blocks have still to travel. */
   pending(blocks: number): void;
+  /** So many more have come to the decode side, by then: performance.now(). */
+  came(blocks: number, atMs: number): void;
   /** Something fell short; for the answer's headers, and metrics. */
   fellShort(why: Shortfall, error?: KvError): void;
   /** Another prefill worker for the same blocks, without those that failed; undefined: there is none. */
@@ -100,8 +102,8 @@ export interface HandOffListener {
    * meanwhile. Else from its last block until the decode side's first token, of what came as it should. Once.
    */
   paused(seconds: number, isGiven: boolean): void;
-  /** Blocks travelled so fast. */
-  travelled(transfer: Transfer): void;
+  /** Blocks travelled so fast; the last of them was there by then: performance.now(). */
+  travelled(transfer: Transfer, cameMs: number): void;
 }
 
 /** Of a request: what a leg of prefill has none of. */
@@ -135,6 +137,7 @@ export class HandOff {
   /** When the last block was in at the decode side, and how long the rest of the prompt took; undefined: not known, or `took` is told. */
   #tail: { readonly cameMs: number; readonly us: number } | undefined;
   #lastWord: NodeJS.Timeout | undefined;
+  #waited: NodeJS.Timeout | undefined;
 
   constructor(options: HandOffOptions) {
     this.#options = options;
@@ -164,12 +167,14 @@ export class HandOff {
         const { tokenIds, finishReason, handOff: state } = event;
         if (state !== undefined && tokenIds.length === 0 && finishReason === '') {
           if (this.#local !== undefined) {
-            this.#came = Math.max(this.#came, Math.min(state.readyBlocks, split.blocks));
+            this.#haveCome(Math.min(state.readyBlocks, split.blocks), performance.now());
             this.#options.listener.pending(split.blocks - this.#came);
             return undefined; // that it has room is said once
           }
           this.#local = Math.min(state.localBlocks, split.blocks);
           this.#admittedMs = performance.now();
+          // Then it computes the rest itself, and what a prefill worker still does nobody takes.
+          this.#waited = setTimeout(() => this.#over.abort(ended), deadlineMs);
           this.#came = this.#local;
           this.#options.listener.pending(split.blocks - this.#local);
           if (this.#local >= split.blocks) uncount();
@@ -185,6 +190,7 @@ export class HandOff {
       if (!early.isOver || signal.aborted) throw error;
     } finally {
       clearTimeout(this.#lastWord);
+      clearTimeout(this.#waited);
       this.#over.abort(ended);
       early.leave();
       this.#options.listener.pending(0);
@@ -206,18 +212,27 @@ export class HandOff {
     const come = Math.max(Math.min(Math.floor(had / blockTokens), split.blocks) - local, 0);
     const hidden = Math.min(Math.max(this.#cameHidden - local, 0), come);
     listener.firstToken(local, come, hidden);
+    // That the last of them came is told with the token alone; and none is waited for any more.
+    this.#haveCome(local + come, performance.now() - (cache?.tailUs ?? 0) / 1000);
+    listener.pending(0);
     if (cache?.tailUs !== undefined) {
       const cameMs = performance.now() - cache.tailUs / 1000;
       this.#tail = { cameMs, us: cache.tailUs };
       if (this.#firstReadyMs !== undefined && this.#allReadyMs !== undefined) {
         const [tookS, afterS] = [this.#firstReadyMs, this.#allReadyMs].map((ms) => Math.max(cameMs - ms, 0) / 1000);
-        listener.travelled({ blocks: come, lastBlocks: come - hidden, tookS: tookS!, afterS: afterS! });
+        listener.travelled({ blocks: come, lastBlocks: come - hidden, tookS: tookS!, afterS: afterS! }, cameMs);
       }
       this.#tellTook();
     }
     // Whatever a prefill worker still computes, nobody waits for it; what it has computed, it says in a moment.
     if (this.#tail === undefined || this.#fellShort) this.#over.abort(ended);
     else this.#lastWord = setTimeout(() => this.#over.abort(ended), lastWordMs);
+  }
+
+  #haveCome(blocks: number, atMs: number): void {
+    if (blocks <= this.#came) return;
+    this.#options.listener.came(blocks - this.#came, atMs);
+    this.#came = blocks;
   }
 
   #tellPause({ tokenIds }: GenerateEvent): void {

@@ -14,6 +14,7 @@ import type { OnEvent, Worker } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 import type { GenerateRequest } from '@kvtier/wire/grpc';
 import type { Asked } from './asked.ts';
+import { CameBlocks } from './came-blocks.ts';
 import type { Copies } from './copies.ts';
 import { type Decision, decide, holdsToken, lineOf, type Split } from './decision.ts';
 import { HandOff, type HandOffEngines, type Shortfall, type Took } from './hand-off.ts';
@@ -71,11 +72,18 @@ export interface HandedOff {
   readonly took?: Took | undefined;
 }
 
+interface Link {
+  readonly rate: LinkRate;
+  readonly come: CameBlocks;
+}
+
 /** Medium `peer` of the KV index. */
 const peer = 3;
 const maxLinks = 1_024;
 /** Somebody has the role all the same: the decode side serves the request, now as at any later try. */
-const served: ReadonlySet<Decision['reason']> = new Set(['prefill-busy', 'prefill-too-small', 'no-link'] as const);
+const served: ReadonlySet<Decision['reason']> = new Set([
+  ...(['prefill-busy', 'prefill-late', 'prefill-too-small', 'no-link'] as const),
+]);
 const noNodes: Nodes = [];
 const [firstLateS, mostLateS] = [0.004, 0.5];
 /** Of nobody's coming for so many targets, half of what was learned of lateness is forgotten. */
@@ -102,7 +110,7 @@ export class HandOffs {
   /** Blocks that have still to travel, by the decode side's node. */
   readonly #pending = new Map<string, number>();
   /** By the decode side's node. */
-  readonly #links = new Map<string, LinkRate>();
+  readonly #links = new Map<string, Link>();
   readonly #nodeLinks: NodeLinks;
   #open = 0;
 
@@ -208,6 +216,9 @@ export class HandOffs {
           this.#count(this.#pending, node, travels - pending);
           pending = travels;
         },
+        came: (blocks, atMs) => {
+          if (split.travels > 0) this.#linkOf(node).come.came(blocks, atMs);
+        },
         fellShort: (why, error) => {
           this.metrics.fellShort(why);
           const fields = { request: request.requestId, prefill, decode: choice.worker.record.name, why };
@@ -216,7 +227,11 @@ export class HandOffs {
           told({ line, prefill, degraded });
         },
         another: (failed) => {
-          const next = decide({ ...this.#questionOf(choice, asked, begunMs, failed), mode: 'always' }).split;
+          const next = decide({
+            ...this.#questionOf(choice, asked, begunMs, failed),
+            mode: 'always',
+            deadlineS: unbounded,
+          }).split;
           if (next === undefined) return undefined;
           prefill = next.prefill.name;
           told({ line, prefill, degraded });
@@ -234,8 +249,11 @@ export class HandOffs {
           if (isGiven) this.metrics.paused(split.pauseS, seconds);
           this.#pauses.came(whose, split.pauseS, seenS, performance.now());
         },
-        travelled: (transfer) => {
-          if (split.travels > 0) this.#linkOf(node).came(transfer, performance.now(), ownPerS(question.decode));
+        travelled: (transfer, cameMs) => {
+          if (split.travels === 0) return;
+          const { come, rate } = this.#linkOf(node);
+          const allBlocks = come.between(cameMs - transfer.tookS * 1_000, cameMs);
+          rate.came({ ...transfer, allBlocks }, performance.now(), ownPerS(question.decode));
         },
       },
     });
@@ -250,13 +268,13 @@ export class HandOffs {
 
   #questionOf(choice: Choice, asked: Asked, nowMs: number, failed: ReadonlySet<number>): Question {
     const { engines, holdings } = this.#options;
-    const { split, maxLegs, maxLegsPerWorker, ttftMs, itlMs } = this.#limits;
+    const { split, deadlineMs, maxLegs, maxLegsPerWorker, ttftMs, itlMs } = this.#limits;
     const [decode, ...others] = sidesOf(
       ...([choice.worker, choice.share, engines.workers(), asked.keys, holdings] as const),
       (number) => this.#legs.get(number) ?? 0,
       (number) => this.#awaiting.get(number) ?? 0,
     );
-    const link = this.#links.get(decode.node ?? '');
+    const link = this.#links.get(decode.node ?? '')?.rate;
     const own = ownPerS(decode);
     const otherwise = Math.max(own, link?.atLeast ?? 0);
     return {
@@ -272,6 +290,7 @@ export class HandOffs {
       links: this.#nodeLinks.of(decode.node),
       linkBlocksPerS: link?.perS(nowMs, own) || otherwise,
       pendingBlocks: this.#pending.get(decode.node ?? '') ?? 0,
+      deadlineS: deadlineMs / 1000,
       legsPerWorker: maxLegsPerWorker,
       legsLeft: maxLegs - this.#open,
       late: this.#lateOf(asked, choice.worker, nowMs),
@@ -337,12 +356,12 @@ export class HandOffs {
     this.#latest[wayOf(split)].came(whose, plainS, seenS, performance.now());
   }
 
-  #linkOf(node: string): LinkRate {
+  #linkOf(node: string): Link {
     let link = this.#links.get(node);
     if (link !== undefined) return link;
     // Nodes come and go: the oldest is forgotten, and measured again.
     if (this.#links.size >= maxLinks) this.#links.delete(this.#links.keys().next().value!);
-    link = new LinkRate();
+    link = { rate: new LinkRate(), come: new CameBlocks() };
     this.#links.set(node, link);
     return link;
   }
@@ -358,6 +377,9 @@ export class HandOffs {
     else counts.set(key, now);
   }
 }
+
+/** What is left of the decode side's wait is used, however little can come of it. */
+const unbounded = Number.POSITIVE_INFINITY;
 
 const noneFailed: ReadonlySet<number> = new Set();
 

@@ -3,7 +3,7 @@
  * the last of many blocks came well after they were ready, the link was the bottleneck, and that was its rate. Where they came with
  * the prompt's computing, it is as fast as that at least, and as fast as the last ones came of which nothing hid the way: which raises a
  * rate that was measured, and is none where nothing was, but more than what anybody guesses. Where blocks are few it is their way which
- * takes its time.
+ * takes its time. Hand-offs to one node share its link: the rate of one that waited for it is that of all blocks that came meanwhile.
  *
  * A link that stood still once is not a slow one: a first measurement that is far less than all else that is known waits for a second one.
  * And what was measured is forgotten: by a rate that is too low nothing travels any more, and nothing would correct it.
@@ -28,6 +28,8 @@ const someBlocks = 4;
 
 export interface Transfer {
   readonly blocks: number;
+  /** That came to the node meanwhile, these and those of other hand-offs; absent: these alone. */
+  readonly allBlocks?: number;
   /** Of these, those that had not come when the last one was ready. */
   readonly lastBlocks: number;
   /** Seconds, from the first block that was ready to the last one that came; and from the last one that was ready. */
@@ -62,10 +64,11 @@ export class LinkRate {
   }
 
   /** `ownPerS`: as the decode side's engine says; 0: it does not. */
-  came({ blocks, lastBlocks, tookS, afterS }: Transfer, nowMs: number, ownPerS = 0): void {
+  came({ blocks, allBlocks = blocks, lastBlocks, tookS, afterS }: Transfer, nowMs: number, ownPerS = 0): void {
     if (blocks < 1) return;
-    const seen = blocks / Math.max(tookS, leastS);
     const isBottleneck = blocks >= manyBlocks && afterS > Math.max(leastS, bottleneck * tookS);
+    // Only what was waited for is measured by all: over a short time reports of others are too coarse for it.
+    const seen = (isBottleneck ? Math.max(allBlocks, blocks) : blocks) / Math.max(tookS, leastS);
     if (isBottleneck) {
       const isFirst = this.#perS === 0 && !this.#isDoubted;
       this.#isDoubted = isFirst && seen * farMore < Math.max(ownPerS, this.#atLeast);

@@ -49,6 +49,8 @@ export interface Question {
   readonly linkBlocksPerS: number;
   /** Blocks of other hand-offs that have still to come over it. */
   readonly pendingBlocks: number;
+  /** The decode side waits so long for blocks: what is there later is computed twice. */
+  readonly deadlineS: number;
   /** Legs that one worker may have; legs that the coordinator may still begin. */
   readonly legsPerWorker: number;
   readonly legsLeft: number;

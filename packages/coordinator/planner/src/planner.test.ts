@@ -227,6 +227,34 @@ describe('the load', () => {
     expect(planner.plans()[0]!.present).toEqual({ prefill: 1, decode: 0, mixed: 1 });
   });
 
+  it('of what has no answer is none: a list of models is no request with tokens, however often it is asked for', async () => {
+    const seen: unknown[] = [];
+    for (const listsPerS of [0, 5]) {
+      make();
+      const worker = workers.add('a', { maxRunning: 64 }, { stepS: 0.01, stepPerRequestS: 0 });
+      for (let second = 0; second < 20; second++) {
+        for (let i = 0; i < listsPerS; i++) (await dispatch.choose(request({ hasAnswer: false }), never)).ended();
+        for (let i = 0; i < 2; i++) (await dispatch.choose(request(), never)).ended(500);
+        planner.tick();
+        nowMs += 1_000;
+      }
+      planner.tick();
+      const { load, decode, prefill } = planner.plans()[0]!;
+      seen.push({ load, decode, prefill });
+      expect(load.outputTokensPerS).toBeLessThanOrEqual(1_000);
+      // Nor is a model in use that nobody asks for anything else.
+      worker.load.running = 0;
+      nowMs += 60_000;
+      for (let i = 0; i < 5; i++) (await dispatch.choose(request({ hasAnswer: false }), never)).ended();
+      planner.tick();
+      expect(planner.plans()[0]!.isActive).toBe(false);
+      planner.close();
+      workers.all.length = 0;
+      nowMs = 1_000_000;
+    }
+    expect(seen[1]).toEqual(seen[0]);
+  });
+
   it('counts what finds no room, and forgets a model that is gone; names of nobody take no place', async () => {
     make();
     const worker = workers.add('a');
@@ -245,6 +273,41 @@ describe('the load', () => {
     nowMs += 60_000;
     planner.tick();
     expect(planner.plans()).toHaveLength(0);
+  });
+});
+
+describe('what a worker gives', () => {
+  const add = (role: 'prefill' | 'decode' | 'both', many: number, prefillTokensPerS: number, stepS: number) => {
+    for (let i = 0; i < many; i++) {
+      const load = { prefillTokensPerS, stepS, stepPerRequestS: stepS / 100, running: 4, usedBlocks: 40 };
+      const worker = workers.add(`${role}${i}`, { maxRunning: role === 'prefill' ? 8 : 64, totalBlocks: 10_000 }, load);
+      worker.record = recordOf(`${role}${i}`, { role });
+    }
+    workers.changed();
+  };
+  const rates = () => {
+    planner.tick();
+    nowMs += 500;
+    planner.tick();
+    return planner.plans()[0]!.rates;
+  };
+
+  it('is of those that do it: prefill workers say nothing of streams, decode workers nothing of prompts', () => {
+    make();
+    add('prefill', 2, 40_000, 0.2);
+    add('decode', 8, 10_000, 0.02);
+    const told = { prefillTokensPerS: 40_000, stepS: 0.02, stepPerRequestS: 0.0002, streams: 4, maxStreams: 64 };
+    for (const [key, value] of Object.entries(told)) expect(rates()).toHaveProperty(key, expect.closeTo(value, 9));
+    // Eight workers, four streams each, and a step of 20.8 ms.
+    expect(planner.plans()[0]!.load.outputTokensPerS).toBeLessThan((8 * 4) / 0.0208 + 1);
+  });
+
+  it('has workers of both roles in it, and all where a role has nobody', () => {
+    make();
+    add('prefill', 1, 40_000, 0.2);
+    expect(rates()).toMatchObject({ prefillTokensPerS: 40_000, stepS: 0.2, maxStreams: 8 });
+    add('both', 1, 20_000, 0.02);
+    expect(rates()).toMatchObject({ prefillTokensPerS: 30_000, stepS: 0.02, maxStreams: 64 });
   });
 });
 

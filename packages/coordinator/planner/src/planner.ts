@@ -11,6 +11,9 @@
  * will need: as long each as whole answers were that told their length. Where none does, answers count as what was given by those that
  * have ended and those that run: an answer that is under way is longer than that, but nobody knows by how much. What other coordinators send is seen in the answers alone.
  *
+ * What one worker gives is the mean of those that do it: of prompts those of role prefill or both, of streams those of role decode or both;
+ * all, only where a role has nobody. A worker of a role is another machine than one of the other.
+ *
  * Streams of a worker, and the blocks of each, are means over the window, as the demand is: a lull is no slower worker. Of pods it has to be
  * known what a stream adds to a step: from how long one step takes nothing follows for more streams or fewer. Until it is, decode is
  * not known, unless steps are too long already.
@@ -148,8 +151,8 @@ export class Planner {
   }
 
   async #choose(dispatch: Dispatch, request: DispatchRequest, signal: AbortSignal): Promise<Choice> {
-    // A prefill leg is a part of a request that has been counted; so is one that is tried again.
-    if (request.role !== undefined) return dispatch.choose(request, signal);
+    // A prefill leg is a part of a request that has been counted; so is one that is tried again. A list of models is no work.
+    if (request.role !== undefined || request.hasAnswer === false) return dispatch.choose(request, signal);
     const entry = this.#entryOf(request.model, this.#now());
     const isFirst = request.except.size === 0 && !request.isAgain;
     if (isFirst) entry?.sums.add('requests', 1, this.#now());
@@ -200,8 +203,9 @@ export class Planner {
   #plan(model: string, entry: Entry, workers: readonly Seen[], passedS: number, nowMs: number): void {
     const { config } = this.#options;
     const { sums } = entry;
-    sums.add('outputTokens', passedS * outputTokensPerS(workers), nowMs);
-    for (const { load: now } of workers) {
+    const decoding = ofEither('decode', workers);
+    sums.add('outputTokens', passedS * outputTokensPerS(decoding), nowMs);
+    for (const { load: now } of decoding) {
       if (!(now.running > 0)) continue;
       sums.add('busy', 1, nowMs);
       sums.add('streams', now.running, nowMs);
@@ -293,21 +297,28 @@ function isKnown(
   return workers.every(({ worker }) => worker.record.kind !== 'openai');
 }
 
-/** Of the mean worker; what none has measured stays as it was. */
+/** Of this role or both; all, where there is none. */
+function ofEither(role: 'prefill' | 'decode', workers: readonly Seen[]): readonly Seen[] {
+  const found = workers.filter(({ worker: { record } }) => record.role === role || record.role === 'both');
+  return found.length > 0 ? found : workers;
+}
+
+/** Of the mean worker of each role; what none has measured stays as it was. */
 function ratesOf(workers: readonly Seen[], sums: Entry['sums'], before: WorkerRates, nowMs: number): WorkerRates {
-  const mean = (read: (seen: Seen) => number, otherwise: number): number => {
-    const known = workers.map(read).filter((value) => value > 0 && Number.isFinite(value));
+  const [prefilling, decoding] = [ofEither('prefill', workers), ofEither('decode', workers)];
+  const mean = (of: readonly Seen[], read: (seen: Seen) => number, otherwise: number): number => {
+    const known = of.map(read).filter((value) => value > 0 && Number.isFinite(value));
     return known.length === 0 ? otherwise : known.reduce((all, one) => all + one, 0) / known.length;
   };
-  const stepS = mean(({ load }) => load.stepS, before.stepS);
+  const stepS = mean(decoding, ({ load }) => load.stepS, before.stepS);
   const [busy, streams] = [sums.sum('busy', nowMs), sums.sum('streams', nowMs)];
   const blocks = streams > 0 ? sums.sum('streamBlocks', nowMs) / streams : 0;
   return {
-    prefillTokensPerS: mean(({ load }) => load.prefillTokensPerS, before.prefillTokensPerS),
+    prefillTokensPerS: mean(prefilling, ({ load }) => load.prefillTokensPerS, before.prefillTokensPerS),
     stepS,
-    stepPerRequestS: mean(({ load }) => load.stepPerRequestS, before.stepPerRequestS),
+    stepPerRequestS: mean(decoding, ({ load }) => load.stepPerRequestS, before.stepPerRequestS),
     streams: busy > 0 ? streams / busy : before.streams,
-    maxStreams: mean(({ worker }) => placesOf(worker, blocks), before.maxStreams),
+    maxStreams: mean(decoding, ({ worker }) => placesOf(worker, blocks), before.maxStreams),
   };
 }
 

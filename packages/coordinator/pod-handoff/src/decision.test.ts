@@ -2,7 +2,7 @@ import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { decideSplit, type SplitFigures } from './decision.ts';
 
-const limits = { minUncachedTokens: 512, patience: 1 };
+const limits = { minUncachedTokens: 512, patience: 1, prefillMs: 30_000 };
 const idle = { aheadS: 0, prefillTokensPerS: 1_000 };
 const figures = (part: Partial<SplitFigures> = {}): SplitFigures => ({
   tokens: 4_000,
@@ -39,6 +39,24 @@ describe('a prompt is split', () => {
       figures({ prefill: { ...idle, aheadS: 2.1 }, decode: { ...idle, running: 3 } }),
       'busy',
       '2000 of 4000 tokens uncached, there 4100 ms, here 2000 ms, holds up 3 answers for 2000 ms',
+    ],
+    [
+      'where it is computed just in time',
+      figures({ tokens: 40_000, uncachedTokens: 30_000 }),
+      'worth',
+      '30000 of 40000 tokens uncached, there 30000 ms, here 30000 ms',
+    ],
+    [
+      'not where the leg would be cut before it is computed',
+      figures({ tokens: 40_000, uncachedTokens: 31_000 }),
+      'busy',
+      '31000 of 40000 tokens uncached, there 31000 ms, above 30000, here 31000 ms',
+    ],
+    [
+      'not behind a queue that takes most of that time, however many answers wait',
+      figures({ prefill: { ...idle, aheadS: 29 }, decode: { aheadS: 60, prefillTokensPerS: 1_000, running: 9 } }),
+      'busy',
+      '2000 of 4000 tokens uncached, there 31000 ms, above 30000, here 62000 ms, holds up 9 answers for 2000 ms',
     ],
   ])('%s', (_, given, reason, why) => {
     // Of one that is split, when its prompt is computed: what a deadline is held against.

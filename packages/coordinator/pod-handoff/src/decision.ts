@@ -3,11 +3,12 @@
  *
  *     here  = decode's work ahead + uncached ÷ decode's rate
  *     there = prefill's work ahead + uncached ÷ prefill's rate
- *     split, if uncached ≥ minUncachedTokens and there ≤ here + held up × patience
+ *     split, if uncached ≥ minUncachedTokens and there ≤ here + held up × patience and there ≤ prefillMs
  *
  * `held up` are the seconds for which the answers that run on the decode pod would wait for this prompt: uncached ÷ decode's rate, or 0
  * where none runs. As in the rules that others use (docs/handoff.md), a short rest is not worth a second pod, and a prefill pod with a
- * queue is worse than none; here both are one comparison of times.
+ * queue is worse than none; here both are one comparison of times. A leg that would be cut before the prompt is computed is worth nothing
+ * to anybody: the prompt would be computed twice.
  *
  * What is cached counts as the KV index says it: on the decode pod, and what it can have brought from the store behind both.
  */
@@ -33,7 +34,7 @@ export interface SplitFigures {
 
 export interface Decision {
   readonly split: boolean;
-  /** short: not worth it. busy: prefill would be slower. nobody: it is worth it, and no prefill pod takes requests. worth: it is. */
+  /** short: not worth it. busy: prefill would be slower, or not done in time. nobody: it is worth it, and no prefill pod takes requests. worth: it is. */
   readonly reason: 'short' | 'busy' | 'nobody' | 'worth';
   /** Seconds until the prompt is computed at the prefill pod, for one that is split. */
   readonly thereS: number | undefined;
@@ -41,9 +42,9 @@ export interface Decision {
   readonly why: string;
 }
 
-export type SplitLimits = Pick<PodHandOffConfig, 'minUncachedTokens' | 'patience'>;
+export type SplitLimits = Pick<PodHandOffConfig, 'minUncachedTokens' | 'patience' | 'prefillMs'>;
 
-export function decideSplit(figures: SplitFigures, { minUncachedTokens, patience }: SplitLimits): Decision {
+export function decideSplit(figures: SplitFigures, { minUncachedTokens, patience, prefillMs }: SplitLimits): Decision {
   const { tokens, uncachedTokens, decode, prefill } = figures;
   const uncached = `${uncachedTokens} of ${tokens} tokens uncached`;
   if (uncachedTokens < minUncachedTokens)
@@ -53,9 +54,10 @@ export function decideSplit(figures: SplitFigures, { minUncachedTokens, patience
   const heldUpS = decode.running > 0 ? uncachedTokens / decode.prefillTokensPerS : 0;
   const hereS = decode.aheadS + uncachedTokens / decode.prefillTokensPerS;
   const thereS = prefill.aheadS + uncachedTokens / prefill.prefillTokensPerS;
-  const split = thereS <= hereS + heldUpS * patience;
+  const isCut = thereS * 1_000 > prefillMs;
+  const split = !isCut && thereS <= hereS + heldUpS * patience;
   const held = decode.running > 0 ? `, holds up ${decode.running} answers for ${ms(heldUpS)} ms` : '';
-  const why = `${uncached}, there ${ms(thereS)} ms, here ${ms(hereS)} ms${held}`;
+  const why = `${uncached}, there ${ms(thereS)} ms${isCut ? `, above ${prefillMs}` : ''}, here ${ms(hereS)} ms${held}`;
   return { split, reason: split ? 'worth' : 'busy', thereS: split ? thereS : undefined, why };
 }
 

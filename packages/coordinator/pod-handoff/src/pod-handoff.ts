@@ -97,8 +97,8 @@ export class PodHandOff {
     return hasPrefill(this.#pods.workers(), model);
   }
 
-  /** `named`: of the header `x-prefiller-host-port`. */
-  plan(routed: Routed, decode: Choice, named?: string): Planned {
+  /** `named`: of the header `x-prefiller-host-port`. `prefillMs`: after which the leg is cut. */
+  plan(routed: Routed, decode: Choice, named?: string, prefillMs = this.config.prefillMs): Planned {
     const workers = this.#pods.workers();
     const known = named === undefined ? [] : prefillersFor(workers, decode.worker, routed.among, named);
     const prefillers = known.length > 0 ? known : prefillersFor(workers, decode.worker, routed.among);
@@ -117,7 +117,7 @@ export class PodHandOff {
         decode: { ...withoutOwn(decode.worker, uncachedTokens), running: decode.worker.load.running },
         prefill: leastAhead(prefillers, uncachedTokens),
       },
-      this.config,
+      { ...this.config, prefillMs },
     );
     const why = named === undefined ? decision.why : `${decision.why}; x-prefiller-host-port names no prefill pod`;
     return { ...decision, why, prefillers: names };

@@ -1,4 +1,5 @@
 /** A picker without a gateway over made-up pods and a real Dispatch, for tests of what becomes of their loads. */
+import type { PodHandOffConfig } from '@kvtier/config';
 import { Dispatcher } from '@kvtier/dispatch';
 import { FakeHoldings, type FakeWorker, FakeWorkers, recordOf } from '@kvtier/dispatch/testing';
 import { PodHandOff } from '@kvtier/pod-handoff';
@@ -14,7 +15,7 @@ export class BarePicker {
   readonly dispatch = new Dispatcher({ workers: this.workers, holdings: new FakeHoldings() });
   readonly #picker: Picker;
 
-  constructor() {
+  constructor(config: Partial<PodHandOffConfig> = {}) {
     const { dispatch } = this;
     const workers = () => this.workers.workers();
     const forward = () => Promise.reject(new Error('not ours to send'));
@@ -25,7 +26,7 @@ export class BarePicker {
       return { ...reader.facts, model: 'demo', tokens: 2_000, blockTokens: 16, keys };
     };
     this.#picker = new Picker({
-      ...{ dispatch, workers, reader, pods: new PodHandOff({ dispatch, pods: { workers, forward } }) },
+      ...{ dispatch, workers, reader, pods: new PodHandOff({ dispatch, pods: { workers, forward }, config }) },
       outcomes: { went: () => {}, heard: () => {}, succeeded: () => {}, failed: () => {}, doubted: () => {} },
       ...{ inTime: { admit: () => {}, came: () => {} }, ttftMs: undefined, metrics: new PickerMetrics() },
       ...{ logger: createLogger('bare-picker', 'silent'), fallbacks: 0 },

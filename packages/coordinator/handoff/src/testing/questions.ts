@@ -47,7 +47,7 @@ export const lateBy = (alone: number, split: number, pause = 0) => ({
 
 export const question = (part: Partial<Question> = {}): Question => ({
   ...{ mode: 'predicted', tokens: 1_601, blockTokens: 16, maxTokens: 100, decode: side(0), others: [side(1)] },
-  ...{ waitedS: 0, ttftS: 2, itlS: 0.05, linkBlocksPerS: 1_000, pendingBlocks: 0 },
+  ...{ waitedS: 0, ttftS: 2, itlS: 0.05, linkBlocksPerS: 1_000, pendingBlocks: 0, deadlineS: 60 },
   ...{ legsPerWorker: 8, legsLeft: 100, late: lateBy(0, 0.004) },
   ...part,
 });
