@@ -106,6 +106,8 @@ export class RedisClient {
           },
         ),
         sentinelRetryStrategy: (round: number) => nextRoundMs(round, maxBackoffMs),
+        // To one that starts anew we listen again; ioredis alone never would.
+        sentinelReconnectStrategy: (times: number) => backoffMs(times, maxBackoffMs),
         // A Sentinel that accepts and says nothing: the next one is asked.
         sentinelCommandTimeout: settings.timeLimitMs,
         ...(sentinelUsername === undefined ? {} : { sentinelUsername }),

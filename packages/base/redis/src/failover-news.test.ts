@@ -61,7 +61,10 @@ const silent = (): Promise<Fake> => new Fake(() => '').listen();
 
 class Sentinel extends Fake {
   readonly subscribers = new Set<Socket>();
+  masterHost = '127.0.0.1';
   masterPort = 0;
+  /** The other Sentinels that it knows. */
+  others: readonly Sentinel[] = [];
   /** So often it was asked where the master is. */
   asked = 0;
   onSubscribe: () => void = () => {};
@@ -69,13 +72,19 @@ class Sentinel extends Fake {
     super(([name, what], socket) => {
       if (name === 'sentinel') {
         if (what !== 'sentinels') this.asked++;
-        return what === 'sentinels' ? '*0\r\n' : `*2\r\n${bulk('127.0.0.1')}${bulk(String(this.masterPort))}`;
+        if (what !== 'sentinels') return `*2\r\n${bulk(this.masterHost)}${bulk(String(this.masterPort))}`;
+        const rows = this.others.map(({ port }) => `*4\r\n${['ip', '127.0.0.1', 'port', `${port}`].map(bulk).join('')}`);
+        return `*${rows.length}\r\n${rows.join('')}`;
       }
       if (name !== 'subscribe') return '+OK\r\n';
       this.onSubscribe();
       this.subscribers.add(socket);
       return `*3\r\n${bulk('subscribe')}${bulk('+switch-master')}:1\r\n`;
     });
+  }
+
+  get listeners(): number {
+    return [...this.subscribers].filter(({ destroyed }) => !destroyed).length;
   }
 
   tell(port: number): void {
@@ -86,10 +95,10 @@ class Sentinel extends Fake {
   }
 }
 
-function client(sentinels: Sentinel | readonly Sentinel[], timeLimitMs: number): RedisClient {
+function client(sentinels: Sentinel | readonly Sentinel[], timeLimitMs: number, onLost = (): void => {}): RedisClient {
   const servers = [sentinels].flat().map(({ port }) => `redis://127.0.0.1:${port}`);
   const settings = { mode: 'sentinel', servers, masterName: 'm', database: 0, timeLimitMs } as const;
-  const client = new RedisClient(settings as never, () => {}, 60_000);
+  const client = new RedisClient(settings as never, onLost, 60_000);
   ends.push(() => client.close());
   return client;
 }
@@ -152,6 +161,93 @@ it('who lost its master asks all Sentinels, and one that knows of another is eno
   expect(next.sockets.size).toBe(1);
   // One pause of 100 ms; one after the other they take five, 1,500 ms together.
   expect(performance.now() - lostMs).toBeLessThan(800);
+});
+
+/** Until it holds, or the test's time is over. */
+const turnsUntil = async (holds: () => boolean): Promise<void> => {
+  const endMs = performance.now() + 10_000;
+  while (!holds() && performance.now() < endMs) await sleep(2);
+  expect(holds()).toBe(true);
+};
+
+it.each([
+  ['a master that is gone, and is asked later', 'gone', 1, { lost: 0, connections: 1 }],
+  ['a master that is gone, and is asked first', 'gone', 0, { lost: 1, connections: 1 }],
+  ['the same by name, and is asked later', 'localhost', 1, { lost: 0, connections: 1 }],
+  ['the same by name, and is asked first', 'localhost', 0, { lost: 1, connections: 2 }],
+])('one of three Sentinels that names %s takes nobody the master', async (_, what, at, expected) => {
+  const [real, gone] = [await master(), await master()];
+  gone.gone();
+  const sentinels = Array.from({ length: 3 }, () => new Sentinel());
+  for (const sentinel of sentinels) {
+    await sentinel.listen();
+    sentinel.masterPort = real.port;
+  }
+  if (what === 'gone') sentinels[at]!.masterPort = gone.port;
+  else sentinels[at]!.masterHost = what;
+  let lost = 0;
+  const redis = client(sentinels, 5_000, () => lost++);
+  await turnsUntil(() => redis.isReady && lost === expected.lost && sentinels.every(({ listeners }) => listeners === 1));
+  const endMs = performance.now() + 1_000;
+  let looks = 0;
+  for (let ready = 0; performance.now() < endMs; expect(ready).toBe(looks)) {
+    await sleep(5);
+    looks++;
+    if (redis.isReady) ready++;
+  }
+  expect({ lost, connections: real.connections }).toEqual(expected);
+});
+
+it('a Sentinel that has started anew is listened to again', async () => {
+  const [old, next, sentinel] = [await master(), await master(), new Sentinel()];
+  await sentinel.listen();
+  sentinel.masterPort = old.port;
+  const redis = client(sentinel, 5_000);
+  await redis.ready(5_000);
+  await turnsUntil(() => sentinel.asked === 2);
+  for (const socket of sentinel.sockets) socket.destroy();
+  await turnsUntil(() => sentinel.asked === 3 && sentinel.listeners === 1);
+  expect([redis.isReady, old.connections]).toEqual([true, 1]);
+  sentinel.tell(next.port);
+  await turnsUntil(() => redis.isReady && next.sockets.size === 1);
+});
+
+it('what became of the master while its Sentinel was away is heard as soon as that is back', async () => {
+  const [old, next, sentinel] = [await master(), await master(), new Sentinel()];
+  await sentinel.listen();
+  sentinel.masterPort = old.port;
+  const redis = client(sentinel, 5_000);
+  await redis.ready(5_000);
+  await turnsUntil(() => sentinel.asked === 2);
+  sentinel.gone();
+  sentinel.masterPort = next.port; // it tells nobody by itself
+  await turnsUntil(() => sentinel.sockets.size === 0);
+  await sentinel.listen();
+  await turnsUntil(() => redis.isReady && next.sockets.size === 1);
+});
+
+it('of Sentinels that were replaced none is asked any more, and those that replaced them are', async () => {
+  const [old, next] = [await master(), await master()];
+  const [given, replaced, replacing] = [new Sentinel(), new Sentinel(), new Sentinel()];
+  for (const sentinel of [given, replaced, replacing]) {
+    await sentinel.listen();
+    sentinel.masterPort = old.port;
+  }
+  given.others = [replaced];
+  replaced.others = [given];
+  replacing.others = [given];
+  const redis = client(given, 5_000);
+  await redis.ready(5_000);
+  await turnsUntil(() => given.asked === 2 && replaced.asked === 1);
+  given.others = [replacing];
+  given.tell(next.port);
+  replacing.masterPort = next.port;
+  await turnsUntil(() => redis.isReady && next.sockets.size === 1 && given.asked === 4 && replacing.asked === 1);
+  expect([given, replaced, replacing].map(({ asked, listeners }) => [asked, listeners])).toEqual([
+    [4, 1],
+    [1, 0],
+    [1, 1],
+  ]);
 });
 
 it('pauses grow, begin anew at the news and at a connection, and the news makes one short', () => {

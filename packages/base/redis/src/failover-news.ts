@@ -4,7 +4,8 @@
  * changes nothing. Invariant: who is told tries again within `soonMs`, and its pauses grow anew from there, since the first Sentinel to
  * tell is ahead of the others. Who is told nothing pauses longer and longer, up to the limit.
  */
-import { SentinelConnector } from 'ioredis';
+import { type Redis, SentinelConnector } from 'ioredis';
+import { Votes } from './votes.ts';
 
 /** The clients of a master are many and are told at the same time. */
 const soonMs = 50;
@@ -50,13 +51,22 @@ export function backoffMs(times: number, maxMs: number): number {
   return Math.min(maxMs, 50 * 2 ** Math.min(times, 6)) * (0.75 + Math.random() / 2);
 }
 
-type Master = { readonly host: string; readonly port: number } | null;
+interface Place {
+  readonly host: string;
+  readonly port: number;
+}
+
+type Master = Place | null;
 
 /** What ioredis keeps to itself; without one of these the news comes as ioredis alone brings it, and failover-news.test.ts fails. */
 interface Inner {
-  sentinelIterator: { sentinels: readonly object[] };
-  failoverDetector?: { isDisconnected: boolean; disconnect(): void } | null;
-  resolve(sentinel: object): Promise<Master>;
+  readonly options: { readonly connectTimeout: number };
+  sentinelIterator: { readonly sentinels: Place[]; cursor: number; add(sentinel: Place): boolean };
+  failoverDetector?: { readonly sentinels: readonly object[]; isDisconnected: boolean; disconnect(): void } | null;
+  resolve(sentinel: Place): Promise<Master>;
+  /** `options`: of a subscription to news. */
+  connectToSentinel(sentinel: Place, options?: object): Redis;
+  updateSentinels(client: Redis): Promise<void>;
   initFailoverDetector(): Promise<void>;
 }
 
@@ -73,6 +83,7 @@ export const tellingConnector = (
   class extends SentinelConnector {
     constructor(options: unknown) {
       super(options as ConstructorParameters<typeof SentinelConnector>[0]);
+      forgetReplaced(this as unknown as Inner);
       hearAll(this as unknown as Inner, resolved);
     }
 
@@ -87,19 +98,26 @@ export const tellingConnector = (
 /**
  * ioredis believes the first Sentinel that answers, one an attempt, though another knows more: who lost a master, or did not reach it, and
  * is sent there again asks all the others. And it asks, connects, and only then listens for news: what is told in between it never hears,
- * and a master that stands still takes its whole time limit. So who listens asks once more.
+ * nor what is told while a Sentinel starts anew, and a master that stands still takes its whole time limit. So each Sentinel is asked
+ * whenever we have begun to listen to it.
  */
 function hearAll(connector: Inner, resolved: (host: string) => void): void {
-  const { resolve, initFailoverDetector } = connector;
-  const ask = (sentinel: object): Promise<Master> => resolve.call(connector, sentinel);
+  const { resolve, initFailoverDetector, connectToSentinel } = connector;
+  /** What each Sentinel said last. */
+  const said = new Map<string, string>();
+  const ask = async (sentinel: Place): Promise<Master> => {
+    const master = await resolve.call(connector, sentinel);
+    if (master !== null) said.set(placeOf(sentinel), placeOf(master));
+    return master;
+  };
   /** Of the last attempt. */
   let place: string | undefined;
-  /** The first of them that names another master than `known`. */
-  const another = (sentinels: readonly object[], known: string | undefined): Promise<Master> =>
+  /** The first of them that names another master than the last attempt had. */
+  const another = (sentinels: readonly Place[]): Promise<Master> =>
     Promise.any(
       sentinels.map(async (sentinel) => {
         const master = await ask(sentinel);
-        if (master === null || placeOf(master) === known) throw new Error('nothing else');
+        if (master === null || placeOf(master) === place) throw new Error('nothing else');
         return master;
       }),
     ).catch(() => null);
@@ -107,20 +125,80 @@ function hearAll(connector: Inner, resolved: (host: string) => void): void {
     let master = await ask(sentinel);
     if (master !== null && placeOf(master) === place) {
       const others = connector.sentinelIterator.sentinels.filter((other) => other !== sentinel);
-      master = (await another(others, place)) ?? master;
+      master = (await another(others)) ?? master;
     }
-    place = placeOf(master);
+    place = master === null ? undefined : placeOf(master);
     if (master !== null) resolved(master.host);
     return master;
   };
+  let listening: (sentinel: Place) => void = () => {};
+  connector.connectToSentinel = (sentinel, options) => {
+    if (options === undefined) return connectToSentinel.call(connector, sentinel);
+    // It subscribes when the Sentinel is there, however late that is.
+    const lasting = { ...options, maxRetriesPerRequest: null, commandTimeout: undefined };
+    const client = connectToSentinel.call(connector, sentinel, lasting);
+    client.on('error', () => {}); // it connects again
+    const [subscribe, subscribed] = [client.subscribe, listening];
+    // The client itself calls it when it has connected again. Where it is refused, the answer is all there is.
+    client.subscribe = ((...channels: string[]) => {
+      const done = subscribe.call(client, ...channels);
+      const ended = (): void => subscribed(sentinel);
+      done.then(ended, ended);
+      return done;
+    }) as typeof subscribe;
+    return client;
+  };
   connector.initFailoverDetector = async () => {
-    const connected = place;
-    await initFailoverDetector.call(connector);
+    const connected = place!;
+    let give: (isOutvoted: boolean) => void = () => {};
+    let votes = new Votes(connected, 0);
+    let isOver = (): boolean => true;
+    listening = async (sentinel) => {
+      if (isOver()) return;
+      const name = placeOf(sentinel);
+      const before = said.get(name);
+      const master = await ask(sentinel).catch(() => null);
+      if (master !== null) give(votes.cast(name, placeOf(master), before));
+    };
+    const listens = initFailoverDetector.call(connector);
     const detector = connector.failoverDetector;
-    if (!detector || detector.isDisconnected) return;
-    const isOld = (await another(connector.sentinelIterator.sentinels, connected)) !== null;
-    if (isOld && connector.failoverDetector === detector && !detector.isDisconnected) detector.disconnect();
+    if (detector) {
+      votes = new Votes(connected, detector.sentinels.length);
+      isOver = () => connector.failoverDetector !== detector || detector.isDisconnected;
+      give = (isOutvoted) => {
+        if (isOutvoted && !isOver()) detector.disconnect();
+      };
+      setTimeout(() => give(votes.close()), connector.options.connectTimeout).unref();
+    }
+    await listens;
   };
 }
 
-const placeOf = (master: Master): string | undefined => (master === null ? undefined : `${master.host}:${master.port}`);
+/**
+ * ioredis only ever adds Sentinels to those that it was given. Each that was replaced would be asked, and waited for, for good, and take
+ * the place of one that lives among those that it listens to. So those go that nobody named.
+ */
+function forgetReplaced(connector: Inner): void {
+  const { updateSentinels, sentinelIterator: list } = connector;
+  const given = list.sentinels.map(placeOf);
+  connector.updateSentinels = async (client) => {
+    const { host, port } = client.options;
+    const kept = new Set([...given, placeOf({ host: host!, port: port! })]);
+    const before = [...list.sentinels];
+    const add = (sentinel: Place): boolean => {
+      kept.add(placeOf(sentinel));
+      return list.add(sentinel);
+    };
+    const noting: Inner = Object.create(connector, { sentinelIterator: { value: { add } } });
+    await updateSentinels.call(noting, client);
+    // What others added meanwhile stays.
+    for (const sentinel of before.filter((one) => !kept.has(placeOf(one)))) {
+      const at = list.sentinels.indexOf(sentinel);
+      if (at === -1) continue;
+      list.sentinels.splice(at, 1);
+      if (at < list.cursor) list.cursor--;
+    }
+  };
+}
+
+const placeOf = ({ host, port }: Place): string => `${host}:${port}`;
