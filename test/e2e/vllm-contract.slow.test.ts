@@ -6,7 +6,8 @@ import { it } from 'vitest';
 import { hosts, hostsMissing } from '../../infra/hosts/hosts.ts';
 import { runs } from './python.ts';
 
-it('its parts by themselves', () => runs('test_vllm_parts test_vllm_arenas test_vllm_filled test_vllm_names'));
+it('its parts by themselves', () =>
+  runs('test_vllm_parts test_vllm_arenas test_vllm_filled test_vllm_names test_vllm_heads test_vllm_processors'));
 it('no callback raises into the engine, whatever of ours does', () => runs('test_vllm_guards'));
 it('every shape of an engine loads what another one stored, and has the tokens of an engine alone', () =>
   runs('test_vllm_connector.Shapes'));

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import unittest
 from pathlib import Path
+from typing import Any
 
 import kvtier
-from rig import BLOCK_TOKENS, NAMESPACE, Node, NodeCase, chain, until
+from rig import BLOCK_TOKENS, NAMESPACE, NODE, PROGRAM_S, Node, NodeCase, chain, until
 
 COUNT = 10_000
 PAYLOAD_BYTES = 1000
+DATA_PLANE = Path(__file__).parents[4] / "build/data-plane/kvtier_data_plane.node"
+MAGIC = b"KVTIEROB"
+#: Of object headers (docs/formats.md), whose places in files come as JSON: another version, and the checksum to it.
+MAKE = """
+const fs = require("node:fs");
+const { xxh3_64 } = require(process.argv[1]);
+for (const [path, places] of Object.entries(JSON.parse(fs.readFileSync(0, "utf8")))) {
+  const data = fs.readFileSync(path);
+  for (const at of places) {
+    data[at + 8] = 2;
+    data.writeBigUInt64LE(xxh3_64(data.subarray(at, at + 248)), at + 248);
+  }
+  fs.writeFileSync(path, data);
+}
+"""
 #: Beside as many releases, fewer than may wait.
 AT_A_TIME = 100
 
@@ -26,7 +44,7 @@ class Foreign(NodeCase):
         self.assertEqual(self.loaded(session, ones[:400]), 400)
         self.assertEqual(session.sessions + stranger.sessions, 2)
 
-        until("all of it is on the disk", lambda: self.blocks_on_disk(session) == COUNT, 60)
+        until("all of it is on the disk", lambda: self.tiers(session)["disk"].blocks == COUNT, 60)
         session.close()
         stranger.close()
         node.end()
@@ -36,6 +54,11 @@ class Foreign(NodeCase):
         self.assertEqual(self.loaded(after, ones), 0)
         self.assertEqual(after.sessions, 1)
         self.assertEqual(self.held(after, hashes), 0)
+        # Each is a miss and none is damage: a newer program wrote them, and they stay for it.
+        counted, disk = self.counted(after), self.tiers(after)["disk"]
+        self.assertEqual((counted.get("load.failed.missing", 0), counted.get("load.failed.corrupt", 0)), (COUNT, 0))
+        self.assertEqual((disk.misses, disk.corrupt, disk.in_service), (COUNT, 0, True))
+        self.assertEqual(len(self.headers(node, version=2)), COUNT)
         # The node is well: the same blocks may be written again.
         self.store(after, hashes[: 32 * 100])
         self.assertEqual(self.loaded(after, ones[:100]), 100)
@@ -83,23 +106,35 @@ class Foreign(NodeCase):
         until("answered", lambda: request.done)
         return request.result().blocks
 
-    def blocks_on_disk(self, session: kvtier.Session) -> int:
+    def counted(self, session: kvtier.Session) -> dict[str, int]:
+        request = session.stats(deadline_s=10)
+        until("answered", lambda: request.done)
+        return request.result()
+
+    def tiers(self, session: kvtier.Session) -> dict[str, Any]:
         request = session.tiers(deadline_s=10)
         until("answered", lambda: request.done)
-        return request.result()["disk"].blocks
+        return request.result()
+
+    def headers(self, node: Node, version: int) -> list[tuple[Path, int]]:
+        """Of objects of this version on the disk."""
+        found = []
+        for path in Path(node.config["dataDir"], "segments").glob("segment-*.kvs"):
+            data = path.read_bytes()
+            at = data.find(MAGIC)
+            while at >= 0:
+                if data[at + 8] == version:
+                    found.append((path, at))
+                at = data.find(MAGIC, at + 8)
+        return found
 
     def make_foreign(self, node: Node) -> int:
-        """Every object header on the disk says version 2."""
-        count = 0
-        for path in Path(node.config["dataDir"], "segments").glob("segment-*.kvs"):
-            data = bytearray(path.read_bytes())
-            at = data.find(b"KVTIEROB")
-            while at >= 0:
-                data[at + 8] = 2
-                count += 1
-                at = data.find(b"KVTIEROB", at + 8)
-            path.write_bytes(data)
-        return count
+        """Every object header on the disk says version 2, and its checksum is right: it is not torn, a newer program wrote it."""
+        places: dict[str, list[int]] = {}
+        for path, at in self.headers(node, version=1):
+            places.setdefault(str(path), []).append(at)
+        subprocess.run([NODE[0], "-e", MAKE, str(DATA_PLANE)], input=json.dumps(places), text=True, check=True, timeout=PROGRAM_S)
+        return len(self.headers(node, version=2))
 
 
 if __name__ == "__main__":

@@ -167,6 +167,63 @@ class ArenasOfAWorker(unittest.TestCase):
             self.arenas[7]
         self.assertEqual((self.arenas.adopt(None), self.arenas._watches, len(self.mapped)), ([], {}, 1))
 
+    def refuses(self, name: str) -> Any:
+        """The next thread of this name; and from then on none."""
+        begin, left = threading.Thread.start, [name]
+
+        def once(thread: threading.Thread) -> None:
+            if thread.name in left:
+                left.remove(thread.name)
+                raise RuntimeError("can't start new thread")
+            begin(thread)
+
+        return mock.patch.object(threading.Thread, "start", once)
+
+    def test_a_thread_that_is_refused_costs_time_alone(self) -> None:
+        for name in ("kvtier-map", "kvtier-arenas"):
+            with self.subTest(name), mock.patch.object(arenas_of, "_RETRY_S", 0.01), mock.patch.object(arenas_of.log, "warning") as said:
+                self.doCleanups()
+                self.setUp()
+                held = self.session()
+                with self.refuses(name):
+                    self.arenas.follow([self.place])
+                    until("it was complained", lambda said=said: said.called)
+                    self.assertEqual(self.arenas.adopt(None), [])
+
+                    def told() -> bool:
+                        self.arenas.follow([self.place])
+                        return self.arenas.adopt(None) == [7]
+
+                    until("it is mapped", told)
+                self.assertEqual((said.call_count, len(self.mapped)), (1, 1))
+                os.close(held)
+                until("it is unmapped", lambda: self.mapped[0].closed)
+
+    def test_one_that_is_announced_anew_while_a_thread_is_refused_is_told_in_the_next_step(self) -> None:
+        held = self.session()
+        self.follow(replace(self.place, session_byte=0))
+        with self.refuses("kvtier-arenas"), mock.patch.object(arenas_of.log, "warning") as said:
+            self.arenas.follow([replace(self.place, life=2)])
+            self.assertEqual((self.arenas.adopt(None), said.call_count), ([], 1))
+            self.arenas.follow([replace(self.place, life=2)])
+            self.assertEqual((self.arenas.adopt(None), said.call_count), ([7], 1))
+        os.close(held)
+        until("it is unmapped", lambda: self.mapped[0].closed)
+
+    def test_one_that_no_thread_unmaps_goes_with_the_next_look_or_step(self) -> None:
+        for byte in (BYTE, 0):
+            with self.subTest(session_byte=byte):
+                self.doCleanups()
+                self.setUp()
+                self.addCleanup(os.close, self.session())
+                self.follow(replace(self.place, session_byte=byte))
+                with self.refuses("kvtier-unmap"):
+                    self.arenas.follow([])
+                    if not byte:
+                        self.assertFalse(self.mapped[0].closed)
+                        self.arenas.follow([])
+                    until("it is unmapped", lambda: self.mapped[0].closed)
+
 
 if __name__ == "__main__":
     unittest.main()

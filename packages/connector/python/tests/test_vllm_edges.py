@@ -389,6 +389,23 @@ class Resets(EngineCase):
         until("one session is left", lambda: counted()["session.open"] == 1)
         self.assertEqual(counted().get("quarantine.sessions", 0), 0)
 
+    def test_a_sleep_ends_sharing_in_one_line_but_where_it_is_said_that_weights_stay(self) -> None:
+        node = self.shared()
+        for keeps in (False, True):
+            shape = self.own(Shape(options={"keep_on_reset": keeps}))
+            engine = self.play(node, shape)
+            wanted = self.serve(engine, prompts(3))
+            named = [one.namespace for one in engine.connector._scheduler._node._shares]
+            until("it is held", lambda engine=engine: all(self.held(engine, one) for one in engine.done.values()))
+            self.assertTrue(engine.pool.reset_prefix_cache())
+            with mock.patch("kvtier.vllm.scheduler.log.warning") as said:
+                self.assertTrue(engine.connector.reset_cache())
+            self.assertEqual([('"keep_on_reset": true' in call.args[0]) for call in said.call_args_list], [] if keeps else [True])
+            self.attach(engine)
+            self.assertEqual([one.namespace for one in engine.connector._scheduler._node._shares] == named, keeps)
+            self.assertEqual(self.serve(engine, prompts(3)), wanted)
+            self.assertEqual(engine.external_tokens > 0, keeps)
+
     def test_what_may_still_be_copied_stays_held(self) -> None:
         """Workers of other processes cannot be asked; and a copy that does not end is not waited for any longer than it may be.
         It would be waited for without an end."""

@@ -41,7 +41,7 @@ class Engine:
             "cache_dtype": "auto", "dtype": "torch.bfloat16", "quantization": None, "backend": "FLASH_ATTN", "tp": 1, "heads": 8,
             "pp": 1, "algorithm": "sha256", "scales": False, "encoder": False, "speculative": None, "version": "0.27.1",
             "device": "cuda", "hf": {"layers": 2}, "layout": "nhd", "names": ["a.0", "a.1"], "weights": b"w" * 32,
-            "generation": b"", "mla": False, "kind": "block", **but,
+            "generation": b"", "mla": False, "kind": "block", "media": None, "model": "", **but,
         }
         get = self.but.__getitem__
         backend = types.SimpleNamespace(get_name=lambda: get("backend"))
@@ -55,6 +55,7 @@ class Engine:
             model_config=types.SimpleNamespace(
                 dtype=get("dtype"), quantization=get("quantization"), hf_config=types.SimpleNamespace(**get("hf")),
                 is_encoder_decoder=get("encoder"), get_total_num_kv_heads=lambda: get("heads"),
+                multimodal_config=types.SimpleNamespace(**get("media")) if get("media") is not None else None, model=get("model"),
             ),
             speculative_config=get("speculative"),
             compilation_config=types.SimpleNamespace(static_forward_context={name: layer for name in get("names")}),
@@ -78,6 +79,15 @@ class Engine:
                 told[stage, rank] = KvtierHandshake((stage, rank), "", (layouts.payload_bytes(views),), (layout.fingerprint(),))
         model = identity.model_digest(config, but["weights"], but["generation"])
         return [share.namespace for share in identity.shares_of(config, groups, told, model, but.get("root", ROOT))]
+
+
+def folder(case: unittest.TestCase, **files: Any) -> str:
+    """Of a model, with these files of processors."""
+    made = tempfile.TemporaryDirectory()
+    case.addCleanup(made.cleanup)
+    for name, said in files.items():
+        Path(made.name, f"{name}.json").write_text(said if isinstance(said, str) else json.dumps(said))
+    return made.name
 
 
 class Names(unittest.TestCase):
@@ -105,6 +115,17 @@ class Names(unittest.TestCase):
             "another root": Engine(root=b"\x12" * 32),
             "speculation": Engine(speculative=speculative),
             "latent": Engine(mla=True),
+            "a processor's settings": Engine(media={"mm_processor_kwargs": {"max_pixels": 4096}}),
+            "others": Engine(media={"mm_processor_kwargs": {"max_pixels": 8192}}),
+            "how media are read": Engine(media={"media_io_kwargs": {"video": {"num_frames": 8}}}),
+            "fewer tokens of a video": Engine(media={"video_pruning_rate": 0.5, "video_pruning_method": "evs"}),
+            "still fewer": Engine(media={"video_pruning_rate": 0.75, "video_pruning_method": "evs"}),
+            "fewer in another way": Engine(media={"video_pruning_rate": 0.5, "video_pruning_method": "vidcom2"}),
+            "an encoder's attention in fp8": Engine(media={"mm_encoder_attn_dtype": "fp8"}),
+            "a processor's file": Engine(media={}, model=folder(self, preprocessor_config={"size": 1})),
+            "another one": Engine(media={}, model=folder(self, preprocessor_config={"size": 2})),
+            "by another name": Engine(media={}, model=folder(self, processor_config={"size": 1})),
+            "of videos": Engine(media={}, model=folder(self, video_preprocessor_config={"size": 1})),
         }
         named: dict[bytes, str] = {}
         for name, engine in engines.items():

@@ -231,6 +231,11 @@ class Groups(unittest.TestCase):
                 groups_of(config(full, wrong), 4, False)
         with self.assertRaisesRegex(Unsupported, "in chunks"):
             groups_of(config(FullAttentionSpec(block_size=4, page_size_bytes=64, attention_chunk_size=8)), 4, False)
+        ahead = FullAttentionSpec(block_size=4, page_size_bytes=64, sliding_window=None, non_causal=True)
+        uniform = type("UniformTypeKVCacheSpecs", (types.SimpleNamespace,), {})(block_size=4, kv_cache_specs={"layer": ahead})
+        for one in (ahead, uniform):
+            with self.assertRaisesRegex(Unsupported, "looks ahead"):
+                groups_of(config(one), 4, False)
 
 
 class Layouts(unittest.TestCase):

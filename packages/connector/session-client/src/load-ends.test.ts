@@ -59,3 +59,32 @@ it('one that was copied ends with its last copy', async () => {
   for (const [i, block] of blockIds.entries()) expect(rig.holds(block, 1, i)).toBe(true);
   await endLate();
 });
+
+it('one whose request is gone ends at once, with no further copy, and the node is told', async () => {
+  rig.node.fault = () => 'none';
+  rig.node.readyBlocks = 3;
+  rig.node.comes = 3;
+  const load = rig.load('r', 1, 0, blockIds);
+  await until(() => rig.holds(52, 1, 2), 'what came');
+  rig.endLoad('r', 5); // of what nobody computes
+  rig.endLoad('somebody else', 0);
+  expect(rig.node.endedLoads).toEqual([]);
+  rig.endLoad('r', 0);
+  rig.endLoad('r', 0);
+  expect(await load).toMatchObject({ loaded: 3 });
+  await until(() => rig.node.leases.size === 0, 'the release');
+  expect(rig.node.endedLoads).toHaveLength(1);
+  expect(rig.connector.counters.reasons).toEqual({ 'load: request ended': 1 });
+});
+
+it('one whose request is gone when all has been announced ends with the copies that run', async () => {
+  rig.node.fault = () => 'none';
+  const offers: ArrivedLoad[] = [];
+  const load = rig.load('r', 1, 0, blockIds, (offer) => offers.push(offer) > 0);
+  await until(() => offers.length === 1, 'the offer');
+  rig.endLoad('r', 0);
+  offers[0]!.decline();
+  expect(await load).toMatchObject({ loaded: 0 });
+  await until(() => rig.node.leases.size === 0, 'the release');
+  expect(rig.connector.counters.loadedBlocks).toBe(0);
+});

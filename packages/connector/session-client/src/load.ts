@@ -142,6 +142,12 @@ export class LoadRun {
     if (this.#ready >= this.#limit && this.#ready < this.#blockIds.length) this.#endEarly('changed');
   }
 
+  /** Nobody wants it any more: it ends as soon as no copy runs. Never from inside. */
+  stop(): void {
+    this.#halted = true; // also where all is announced already
+    this.#endEarly('request ended');
+  }
+
   /** The node ends an awaited load by itself when nothing comes; a little later we do. */
   #watchStall(): void {
     const { awaited, timers } = this.#context;

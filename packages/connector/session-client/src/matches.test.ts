@@ -1,5 +1,6 @@
 /** Which prompts the node is asked about: none that its table of held blocks answers, and all that may lie in another tier than peers'. */
 import { LoadPlanner } from '@kvtier/load-planner';
+import type { ByTier } from '@kvtier/scheduler';
 import { expect, it } from 'vitest';
 import { newCounters } from './counters.ts';
 import { MatchTable } from './matches.ts';
@@ -24,15 +25,19 @@ class Rig {
   /** The same by a block's first two bytes. */
   flagsAt: (block: number) => number | undefined = (block) => this.flagsOf(block & 0xff);
   usPerBlock = 1_000;
+  /** Default: all that were asked for. */
+  heldBlocks: number | undefined;
+  /** What was rather computed. */
+  readonly passed: ByTier[] = [];
 
   constructor(windows = [Number.POSITIVE_INFINITY], hasTable = true) {
     this.table = new MatchTable({
       ...{ windows, hashBytes, lookupDeadlineMs: 100, planner: this.planner, timers: this.timers },
-      ...{ counters: this.counters, onWake: () => {} },
+      ...{ counters: this.counters, onWake: () => {}, onPassed: (byTier) => this.passed.push(byTier) },
     });
     const call = async ({ value }: { value: { hashes: Buffer } }) => {
       this.asked.push(value.hashes[0]!);
-      const count = value.hashes.length / hashBytes;
+      const count = this.heldBlocks ?? value.hashes.length / hashBytes;
       return { held: count, spans: [{ tier: 'peer', count }], estimatedUs: count * this.usPerBlock };
     };
     const held = {
@@ -200,4 +205,59 @@ it('a node without a table is asked, and for a model with windows every node', a
     await rig.match('a');
     expect(rig.asked).toEqual([0]);
   }
+});
+
+it('what was known goes on answering while it is asked anew, and counts once', async () => {
+  const rig = new Rig();
+  rig.usPerBlock = 10;
+  rig.flagsOf = () => near;
+  expect(await rig.match('r')).toBe(blocks);
+  for (let times = 1; times <= 3; times++) {
+    await rig.timers.pass(5_001);
+    rig.heldBlocks = blocks - times;
+    for (let twice = 0; twice < 2; twice++)
+      expect(rig.table.match([rig.session], 'r', hashes, 0)).toEqual({ state: 'known', blocks: blocks - times + 1 });
+    expect(rig.asked).toHaveLength(1 + times);
+    await new Promise(setImmediate);
+    expect(rig.table.match([rig.session], 'r', hashes, 0)).toEqual({ state: 'known', blocks: blocks - times });
+  }
+  expect(rig.counters).toMatchObject({ lookups: 4, heldBlocks: blocks, plannedBlocks: blocks });
+  expect(rig.table.size).toBe(1);
+});
+
+it('what is held here no more is pending until it is known', async () => {
+  const rig = new Rig();
+  rig.usPerBlock = 10;
+  rig.flagsOf = () => near;
+  expect(await rig.match('r', 4)).toBe(blocks - 4);
+  expect(rig.table.match([rig.session], 'r', hashes, 2)).toEqual({ state: 'pending' });
+  expect(await rig.match('r', 2)).toBe(blocks - 2);
+  expect(rig.counters).toMatchObject({ lookups: 2, heldBlocks: blocks - 2, plannedBlocks: blocks - 2 });
+});
+
+it('what a load has found missing is not known again by an answer that was under way', async () => {
+  const rig = new Rig();
+  rig.usPerBlock = 10;
+  rig.flagsOf = () => near;
+  for (const id of ['short', 'whole']) expect(await rig.match(id)).toBe(blocks);
+  await rig.timers.pass(5_001);
+  for (const id of ['short', 'whole']) rig.table.match([rig.session], id, hashes, 0);
+  rig.table.settle('short', [30], false);
+  rig.table.settle('whole', [undefined], true);
+  await new Promise(setImmediate);
+  expect(rig.table.match([rig.session], 'short', hashes, 0)).toEqual({ state: 'known', blocks: 30 });
+  expect(rig.table.size).toBe(1);
+});
+
+it('what is rather computed is told once, however often it is asked for', async () => {
+  const rig = new Rig();
+  rig.flagsOf = () => near;
+  for (let times = 0; times < 3; times++) {
+    expect(await rig.match('r')).toBe(0);
+    await rig.timers.pass(5_001);
+  }
+  await rig.match('r');
+  expect(rig.passed).toEqual([{ peer: blocks }]);
+  expect(rig.counters.reasons).toEqual({ 'lookup: slower than computing': blocks });
+  expect(rig.counters).toMatchObject({ heldBlocks: blocks, plannedBlocks: 0 });
 });

@@ -1,5 +1,6 @@
 /**
- * What the node holds of each waiting request: asked once, off the scheduler's path, and remembered for a while.
+ * What the node holds of each waiting request: asked once, off the scheduler's path, and remembered for a while. Then it is asked
+ * anew, and what was known goes on answering: who waits long for room would else be without an answer just when it has its turn.
  *
  * Invariants: `match` never waits; a lookup that is not answered within its deadline means "nothing held"; `onWake`
  * fires whenever a pending match became known. At most `maxEntries` requests are remembered.
@@ -34,6 +35,18 @@ interface Entry {
   /** What to load beyond `localBlocks`, as planned for that number. */
   plan: (Plan & { readonly localBlocks: number; readonly isIdle: boolean }) | undefined;
   knownAtMs: number;
+  /** Asked anew, because this one is old: takes its place when it is known. */
+  next: Entry | undefined;
+  /** The request's: its next entries have it, too. */
+  readonly counted: Counted;
+}
+
+/** What of a request is in the counters: however often it is asked for, its blocks count once. */
+interface Counted {
+  held: number;
+  planned: number;
+  left: number;
+  isPassed: boolean;
 }
 
 const nothing: Match = { state: 'known', blocks: 0 };
@@ -75,26 +88,44 @@ export class MatchTable {
     const { hashBytes, timers } = this.#options;
     if (localBlocks * hashBytes >= hashes.length) return nothing;
     let entry = this.#entries.get(requestId);
-    const stale =
-      entry?.hits !== undefined && (localBlocks < entry.first || timers.nowMs() - entry.knownAtMs > staleAfterMs);
-    if (entry === undefined || stale) {
+    const isOld = entry?.hits !== undefined && timers.nowMs() - entry.knownAtMs > staleAfterMs;
+    const isBehind = entry?.hits !== undefined && localBlocks < entry.first;
+    if (entry === undefined || isOld || isBehind) {
       if (sessions === null) return nothing;
       if (entry === undefined && this.#entries.size >= maxEntries) {
         count(this.#options.counters, 'lookup', 'too many requests');
         return nothing;
       }
-      entry = { first: localBlocks, hits: undefined, plan: undefined, knownAtMs: 0 };
-      this.#entries.set(requestId, entry);
-      const end = (localBlocks + maxHashesPerFrame) * hashBytes;
-      const wanted = hashes.subarray(localBlocks * hashBytes, end);
-      const hit = this.#read(sessions, wanted, localBlocks, isIdle);
-      if (hit === undefined) this.#lookUp(sessions, requestId, entry, wanted);
-      else this.#know(entry, [hit]);
+      if (entry === undefined || isBehind || entry.next === undefined)
+        entry = this.#ask(sessions, requestId, hashes, localBlocks, isIdle, entry, isBehind);
     }
     if (entry.hits === undefined) return pending;
     if (entry.plan?.localBlocks !== localBlocks || entry.plan.isIdle !== isIdle) this.#plan(entry, localBlocks, isIdle);
     const { head, blocks } = entry.plan!;
     return head > 0 ? { state: 'known', blocks, head } : { state: 'known', blocks };
+  }
+
+  /** A new entry, or `before`, which answers until that is known. */
+  #ask(
+    sessions: readonly Session[],
+    requestId: string,
+    hashes: Buffer,
+    localBlocks: number,
+    isIdle: boolean,
+    before: Entry | undefined,
+    isBehind: boolean,
+  ): Entry {
+    const { hashBytes } = this.#options;
+    const counted = before?.counted ?? { held: 0, planned: 0, left: 0, isPassed: false };
+    const blank = { hits: undefined, plan: undefined, knownAtMs: 0, next: undefined };
+    const entry: Entry = { first: localBlocks, ...blank, counted };
+    const wanted = hashes.subarray(localBlocks * hashBytes, (localBlocks + maxHashesPerFrame) * hashBytes);
+    const hit = this.#read(sessions, wanted, localBlocks, isIdle, counted);
+    if (hit !== undefined) this.#know(entry, [hit]);
+    if (before !== undefined && !isBehind && hit === undefined) before.next = entry;
+    else this.#entries.set(requestId, entry);
+    if (hit === undefined) this.#lookUp(sessions, requestId, entry, wanted);
+    return this.#entries.get(requestId)!;
   }
 
   /** The plan of this load; undefined when how long it takes says nothing about the node's estimates. */
@@ -109,6 +140,8 @@ export class MatchTable {
     const entry = this.#entries.get(requestId);
     if (entry?.hits === undefined) return;
     // All came: should the request lose its blocks (preemption), it asks anew. Not all came: do not try the same again.
+    // Nor by an answer from before.
+    entry.next = undefined;
     if (complete) this.#entries.delete(requestId);
     else
       this.#know(
@@ -125,29 +158,40 @@ export class MatchTable {
   }
 
   /** What the table of held blocks says of this without the node being asked; undefined: it is asked. Never throws. */
-  #read(sessions: readonly Session[], hashes: Buffer, first: number, isIdle: boolean): Hit | undefined {
+  #read(
+    sessions: readonly Session[],
+    hashes: Buffer,
+    first: number,
+    isIdle: boolean,
+    counted: Counted,
+  ): Hit | undefined {
     const { counters, windows } = this.#options;
     const held = sessions[0]!.held;
     if (held === null || windows.length > 1 || windows[0] !== Number.POSITIVE_INFINITY) return undefined;
     try {
-      return this.#told(held, hashes, first, isIdle);
+      return this.#told(held, hashes, first, isIdle, counted);
     } catch {
       count(counters, 'lookup', 'table');
       return undefined;
     }
   }
 
-  #told(held: HeldBlocks, hashes: Buffer, first: number, isIdle: boolean): Hit | undefined {
+  #told(held: HeldBlocks, hashes: Buffer, first: number, isIdle: boolean, counted: Counted): Hit | undefined {
     const { counters } = this.#options;
     const count = this.#inArena(held, hashes);
     if (count !== undefined && count > 0) {
       counters.unaskedHits++;
-      counters.heldBlocks += count;
+      this.#countHeld(counted, count);
       return { spans: [{ tier: 'arena', count }], estimatedUs: 0 };
     }
     if (!this.#isInVain(held, hashes, first, isIdle)) return undefined;
     counters.unasked++;
     return noHit;
+  }
+
+  #countHeld(counted: Counted, blocks: number): void {
+    this.#options.counters.heldBlocks += Math.max(0, blocks - counted.held);
+    counted.held = Math.max(blocks, counted.held);
   }
 
   /**
@@ -208,7 +252,9 @@ export class MatchTable {
     const askedAtMs = timers.nowMs();
     counters.lookups++;
     const known = (hits: readonly Hit[]): void => {
-      if (this.#entries.get(requestId) !== entry) return; // forgotten meanwhile
+      const current = this.#entries.get(requestId);
+      if (current === undefined || (current !== entry && current.next !== entry)) return; // forgotten meanwhile
+      this.#entries.set(requestId, entry);
       this.#know(entry, hits);
       onWake();
     };
@@ -227,7 +273,7 @@ export class MatchTable {
     });
     Promise.all(asked).then(
       (hits) => {
-        counters.heldBlocks += this.#choices(hits, 0).at(-1)?.blocks ?? 0;
+        this.#countHeld(entry.counted, this.#choices(hits, 0).at(-1)?.blocks ?? 0);
         known(hits);
       },
       (error: unknown) => {
@@ -252,7 +298,7 @@ export class MatchTable {
   }
 
   #plan(entry: Entry, localBlocks: number, isIdle: boolean): void {
-    const { planner, timers, counters, windows } = this.#options;
+    const { planner, timers, windows } = this.#options;
     const from = localBlocks - entry.first;
     const hits = entry.hits!;
     const choices = this.#choices(hits, from);
@@ -260,14 +306,24 @@ export class MatchTable {
     const plan = isWhole
       ? planner.plan(cutSpans(hits[0]!, from, Number.POSITIVE_INFINITY), timers.nowMs(), localBlocks, isIdle)
       : planner.planAmong(choices, timers.nowMs(), localBlocks);
-    if (entry.plan === undefined) {
-      counters.plannedBlocks += plan.blocks;
-      const left = (choices.at(-1)?.blocks ?? 0) - plan.head - plan.blocks;
-      if (left > 0)
-        count(counters, 'lookup', plan.isProbe ? 'computed to learn its time' : 'slower than computing', left);
-      if (plan.passed) this.#options.onPassed?.(plan.passed.byTier, plan.passed.us);
-    }
+    if (entry.plan === undefined) this.#countPlan(entry.counted, plan, choices.at(-1)?.blocks ?? 0);
     entry.plan = { ...plan, localBlocks, isIdle };
+  }
+
+  /** `held`: blocks that could have been planned. */
+  #countPlan(counted: Counted, plan: Plan, held: number): void {
+    const { counters } = this.#options;
+    counters.plannedBlocks += Math.max(0, plan.blocks - counted.planned);
+    counted.planned = Math.max(plan.blocks, counted.planned);
+    const left = held - plan.head - plan.blocks;
+    if (left > counted.left) {
+      const more = left - counted.left;
+      count(counters, 'lookup', plan.isProbe ? 'computed to learn its time' : 'slower than computing', more);
+      counted.left = left;
+    }
+    if (!plan.passed || counted.isPassed) return;
+    counted.isPassed = true;
+    this.#options.onPassed?.(plan.passed.byTier, plan.passed.us);
   }
 }
 

@@ -393,8 +393,11 @@ it('a Reserve that is answered too late is aborted', async () => {
   rig = new ConnectorRig({ timers: fastTimers(20) });
   await rig.attach();
   rig.node.stopped = true;
-  await rig.store(1, 0, [1, 2]);
+  const settled: unknown[] = [];
+  await rig.store(1, 0, [1, 2], { onSettled: (...said) => settled.push(said) });
   expect(reasons()).toEqual({ 'store: deadline': 2 });
+  await until(() => settled.length > 0, 'the answer');
+  expect(settled).toEqual([[0, true, true]]); // it may be offered again
   rig.node.go();
   await until(() => rig.node.log.includes('abort'), 'the abort');
   expect(rig.node.reserved.size).toBe(0);
@@ -468,7 +471,9 @@ it('a match is remembered, asked anew when it is stale or too short, and cut aft
   expect(lookups()).toBe(2);
   laterMs = 6_000;
   rig.node.fault = () => 'none';
-  expect(await rig.matched('r', hashes, 0)).toBe(6);
+  const match = () => rig.connector.match('r', hashes, 0);
+  expect(match()).toEqual({ state: 'known', blocks: 0 }); // asked anew, it answers as before until that is known
+  await until(() => lookups() === 3 && (match() as { blocks?: number }).blocks === 6, 'the new answer');
   expect((await rig.load('r', 1, 0, ids(50, 6))).loaded).toBe(6);
   expect(await rig.matched('r', hashes, 0)).toBe(6); // e.g. preempted: asked anew
   expect(lookups()).toBe(4);

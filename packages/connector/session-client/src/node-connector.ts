@@ -84,6 +84,8 @@ class CacheNodeConnector implements NodeConnector {
   readonly #prefetches = new Prefetches(this.counters);
   /** Loads of what other engines compute, by request. */
   readonly #awaited = new Map<string, AwaitedGroups>();
+  /** All other loads, by request. */
+  readonly #runs = new Map<string, LoadRun[]>();
   /** When the last copy ended. */
   #copiedAtMs = Number.NEGATIVE_INFINITY;
   readonly #stores = new StoreTurns();
@@ -181,7 +183,9 @@ class CacheNodeConnector implements NodeConnector {
     const head = plan?.head ?? 0;
     const deadlineMs = awaited?.deadlineMs ?? this.#planner.deadlineMs(head + blocks, firstBlock - head);
     const groups = awaited && new AwaitedGroups(this.#windows, blocks);
+    const runs: LoadRun[] = [];
     if (groups) this.#awaited.set(requestId, groups);
+    else this.#runs.set(requestId, runs);
     const outcomes = new Map<GroupPart, LoadOutcome>();
     const ended = (): void => {
       const elapsedUs = Math.round((this.#timers.nowMs() - startedAtMs) * 1_000);
@@ -206,6 +210,7 @@ class CacheNodeConnector implements NodeConnector {
       });
       this.#matches.settle(requestId, chainEnds, loaded === blocks);
       if (groups && this.#awaited.get(requestId) === groups) this.#awaited.delete(requestId);
+      if (this.#runs.get(requestId) === runs) this.#runs.delete(requestId);
       onDone({ loaded, byTier, elapsedUs, ...(groups && { reason: loaded < blocks ? groups.reason : '' }) });
     };
     const judge: LoadJudge | undefined =
@@ -237,6 +242,7 @@ class CacheNodeConnector implements NodeConnector {
         if (outcomes.size === parts.length) ended();
       });
       groups?.add(part, run);
+      runs.push(run);
     }
   }
 
@@ -250,6 +256,7 @@ class CacheNodeConnector implements NodeConnector {
 
   endLoad(requestId: string, blocks: number): void {
     this.#awaited.get(requestId)?.limit(blocks);
+    if (blocks === 0) for (const run of this.#runs.get(requestId) ?? []) run.stop();
   }
 
   store(
@@ -273,7 +280,7 @@ class CacheNodeConnector implements NodeConnector {
     if (sessions === null || blocks === 0) {
       queueMicrotask(() => {
         onReleased();
-        onSettled?.(0, sessions !== null && !this.#closing);
+        onSettled?.(0, sessions !== null && !this.#closing, false);
       });
       return;
     }
@@ -287,7 +294,7 @@ class CacheNodeConnector implements NodeConnector {
       const all = await this.#runStores(hashes, firstBlock, parts, told, taken, onReleased);
       this.#storingBlocks -= blocks;
       // What was too much at once may be offered again.
-      onSettled?.(all.held, all.isBusy || (all.held === taken && taken < columns));
+      onSettled?.(all.held, all.isBusy || all.isLost || (all.held === taken && taken < columns), all.isLost);
     });
   }
 
@@ -306,7 +313,7 @@ class CacheNodeConnector implements NodeConnector {
       await Promise.resolve();
       for (const { blockIds } of parts) count(this.counters, 'store', 'no session', blockIds.length);
       onReleased();
-      return { held: 0, isBusy: false };
+      return { held: 0, isBusy: false, isLost: false };
     }
     let unreleased = parts.length;
     const released = (): void => {
@@ -370,10 +377,10 @@ class CacheNodeConnector implements NodeConnector {
 
 /** Blocks, from the first on, of a store of `blocks` blocks that all groups hold which offered them. */
 function heldInAll(parts: readonly GroupPart[], outcomes: readonly StoreOutcome[], blocks: number): StoreOutcome {
-  let all: StoreOutcome = { held: blocks, isBusy: false };
+  let all: StoreOutcome = { held: blocks, isBusy: false, isLost: false };
   for (const [i, { from, blockIds }] of parts.entries()) {
-    const { held, isBusy } = outcomes[i]!;
-    if (held < blockIds.length && from + held < all.held) all = { held: from + held, isBusy };
+    const { held, isBusy, isLost } = outcomes[i]!;
+    if (held < blockIds.length && from + held < all.held) all = { held: from + held, isBusy, isLost };
   }
   return all;
 }

@@ -26,6 +26,8 @@ export interface StoreOutcome {
   readonly held: number;
   /** The one behind them is being written by somebody else. */
   readonly isBusy: boolean;
+  /** The node was not asked, or has not answered in time: it says nothing of these blocks. */
+  readonly isLost: boolean;
 }
 
 const reserveDeadlineMs = 1_000;
@@ -54,6 +56,7 @@ export async function runStore(
 ): Promise<StoreOutcome> {
   let slots: Slots | undefined;
   let checksums: BigUint64Array | undefined;
+  let isLost = false;
   try {
     slots = await reserve(context, parent, hashes, blockIds, tokens);
     if (slots.wire.length > 0) {
@@ -62,17 +65,19 @@ export async function runStore(
       checksums = await session.copy(() => executor.exportBlocks(session.arena, ids, offsets));
     }
   } catch (error) {
-    count(context.counters, 'store', KvError.from(error).code.toLowerCase(), blockIds.length);
+    const { code } = KvError.from(error);
+    count(context.counters, 'store', code.toLowerCase(), blockIds.length);
+    isLost = slots === undefined && (code === 'DEADLINE' || code === 'BUSY');
   }
   onReleased();
-  if (slots === undefined) return { held: 0, isBusy: false };
+  if (slots === undefined) return { held: 0, isBusy: false, isLost };
   if (slots.wire.length > 0 && checksums === undefined) abort(context.session, slots.wire);
   const isCommitted = checksums !== undefined && (await commit(context, slots.wire, [...checksums]));
   const isMissing = (status: ReserveStatus): boolean =>
     status !== ReserveStatus.RESERVE_STATUS_HELD && !(isCommitted && status === ReserveStatus.RESERVE_STATUS_RESERVED);
   const missing = slots.status.findIndex(isMissing);
-  if (missing < 0) return { held: slots.status.length, isBusy: false };
-  return { held: missing, isBusy: slots.status[missing] === ReserveStatus.RESERVE_STATUS_BUSY };
+  if (missing < 0) return { held: slots.status.length, isBusy: false, isLost };
+  return { held: missing, isBusy: slots.status[missing] === ReserveStatus.RESERVE_STATUS_BUSY, isLost };
 }
 
 interface Slots {

@@ -62,9 +62,10 @@ export interface StoreOptions {
   /**
    * Called once, with `onReleased` or later, when it is known how many of the blocks the tier holds, in all groups that offer them, from
    * the first on, without a gap; `isBusy`: somebody else is writing the one behind them, or too
-   * much was on its way, so that it may be held soon.
+   * much was on its way, so that it may be held soon. `isLost`: the tier was not asked, or has not answered in time, so that it will be
+   * held if it is offered again, and what was offered behind it will not be else.
    */
-  readonly onSettled?: (heldBlocks: number, isBusy: boolean) => void;
+  readonly onSettled?: (heldBlocks: number, isBusy: boolean, isLost?: boolean) => void;
   /** Where the hashes depend on tokens alone: those of blocks first..end-1 of the chain, asked for within the call if somebody wants them. */
   readonly tokens?: (first: number, end: number) => Int32Array;
 }
@@ -106,7 +107,8 @@ export interface Connector {
   ): void;
   /**
    * The request's awaited load ends as soon as its first `blocks` blocks are there; 0: now, with what is there. The last word
-   * counts; nothing happens where there is no such load. It never calls back from inside this call.
+   * counts. Any other load heeds 0 alone: its request is gone, and it ends as soon as nothing is copied. Nothing happens where there is no
+   * load. It never calls back from inside this call.
    */
   endLoad(requestId: string, blocks: number): void;
   /**

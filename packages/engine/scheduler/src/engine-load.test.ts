@@ -185,6 +185,24 @@ describe('rates', () => {
     expect(rates(load).prefillTokensPerS).toBeCloseTo(10_240, 6);
   });
 
+  it('of prompts are not measured by what hits leave beside streams', () => {
+    const load = new EngineLoad(16);
+    for (let i = 0; i < 100; i++) load.step(1 + (i % 16), 32, 0.02); // before anything is known of streams
+    expect(rates(load).prefillTokensPerS).toBe(0);
+    for (let i = 0; i < 100; i++) load.step(0, 32, 0.02);
+    load.step(512, 0, 0.05);
+    // Several at once, and a step that took longer for another reason, say no more.
+    for (let i = 0; i < 4_000; i++) load.step(1 + (i % 48), 32, i % 10 === 0 ? 0.03 : 0.02, 1 + (i % 16));
+    expect(rates(load).prefillTokensPerS).toBeCloseTo(10_240, 6);
+  });
+
+  it('of prompts are measured by one that gets a block of each step beside streams', () => {
+    const load = new EngineLoad(16);
+    for (let i = 0; i < 100; i++) load.step(0, 32, 0.02);
+    for (let i = 0; i < 100; i++) load.step(16, 32, 0.03, 1_600 - 16 * i);
+    expect(rates(load).prefillTokensPerS).toBeCloseTo(1_600, 6);
+  });
+
   it('of steps that compute prompts alone are a start, too, once they were of several sizes', () => {
     const load = new EngineLoad(4);
     for (let i = 0; i < 20; i++) load.step(512, 0, 0.003 + 0.0512);

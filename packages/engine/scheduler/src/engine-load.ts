@@ -145,6 +145,11 @@ export class EngineLoad {
     this.#mostBlocks = mostBlocks;
   }
 
+  /** Blocks that a sequence of so many tokens holds, in all attention groups. */
+  blocksOf(tokens: number): number {
+    return this.#mostBlocks(tokens);
+  }
+
   /** Something about this request has changed: what it adds is counted anew. */
   settle(request: EngineRequest): void {
     const { counted, state } = request;
@@ -178,8 +183,11 @@ export class EngineLoad {
     this.#stepTokens = 0;
   }
 
-  /** A step has ended: prompt tokens computed, requests that decoded, seconds from its start to its end. */
-  step(prefillTokens: number, decodes: number, seconds: number): void {
+  /**
+   * A step has ended: prompt tokens computed, requests that decoded, seconds from its start to its end. `mostLeft`: of the prompt that had
+   * most to be computed still when it began; default: all of these tokens were one prompt's, and its last ones.
+   */
+  step(prefillTokens: number, decodes: number, seconds: number, mostLeft = prefillTokens): void {
     if (!(seconds > 0)) return;
     this.#freed.add(0, seconds);
     if (prefillTokens === 0) {
@@ -188,9 +196,10 @@ export class EngineLoad {
     }
     // What decoding alone would have taken is not the prompt's; of one step it is never nearly all.
     const decoding = decodes === 0 ? 0 : this.decodingS(decodes);
-    // What a hit leaves to be computed takes what any step takes, and says nothing of a prompt: an engine that has only served hits since it
-    // started would count as a hundred times slower than it is, and never get the prompt that it could learn from.
-    const isTail = decodes === 0 && prefillTokens <= this.#blockTokens;
+    // What a hit or a hand-off leaves to be computed takes what any step takes, and says nothing of a prompt: an engine that has only served
+    // hits since it started would count as a hundred times slower than it is, and never get the prompt that it could learn from. Beside
+    // streams the time of several is no more than what their step took longer by chance. A long prompt that gets a block of each step counts.
+    const isTail = mostLeft <= this.#blockTokens && (decodes > 0 || prefillTokens <= this.#blockTokens);
     const promptS = Math.max(seconds - decoding, seconds / 4);
     const share = isTail ? 1 : this.#shareOf(prefillTokens, promptS);
     if (decodes === 0 && share === 1) this.#promptLine.add(prefillTokens, seconds);

@@ -57,6 +57,20 @@ describe('a step', () => {
     expect(told[0]).toBeGreaterThanOrEqual(3_000);
   });
 
+  it('that computes what a hit leaves beside a stream says nothing of how fast prompts are; a chunk of a long one does', async () => {
+    const rig = new SchedulerRig({ attached: false });
+    rig.submit('stream', prompt(1, 16), { maxTokens: 60 });
+    await rig.world.until(() => rig.tokens('stream').length > 2);
+    const measured = rig.engine.load().prefillTokensPerS;
+    expect(measured).toBeGreaterThan(0);
+    for (const id of ['hit', 'another']) rig.submit(id, prompt(1, 16), { maxTokens: 1 }); // in one step
+    await rig.world.until(() => rig.ended('hit') && rig.ended('another'));
+    expect(rig.engine.load().prefillTokensPerS).toBe(measured);
+    await rig.generate('long', prompt(2, 40), { maxTokens: 1 });
+    expect(rig.engine.load().prefillTokensPerS).not.toBe(measured);
+    expect(rig.ended('stream')).toBe(false);
+  });
+
   it('whose tokens are being told: who is ended by another one’s callback hears of nothing after its end', async () => {
     const rig = new SchedulerRig({ attached: false });
     const told: string[] = [];

@@ -198,8 +198,10 @@ export class EngineLoop {
     let decodeTokens = 0;
     let decodes = 0;
     let positions = 0;
+    let mostLeft = 0;
     batch.forEach((share, i) => {
       const { request, count } = share;
+      mostLeft = Math.max(mostLeft, request.openTokens - request.computedTokens); // of one that decodes: 1
       positions += count * request.computedTokens + (count * (count + 1)) / 2;
       if (request.computedTokens < request.promptTokens) prefillTokens += count;
       else {
@@ -223,7 +225,7 @@ export class EngineLoop {
     if (decodeTokens === 0 && !step.import)
       this.#options.connector.observePrefill(prefillTokens, positions, elapsedUs, ofHead);
     const tokens = prefillTokens + decodeTokens;
-    if (!step.import) this.#scheduler.stepped(tokens - decodes, decodes, elapsedS);
+    if (!step.import) this.#scheduler.stepped(tokens - decodes, decodes, elapsedS, mostLeft);
     this.#told = { sequences: batch.length, tokens, elapsedUs: result.elapsedUs };
   }
 }

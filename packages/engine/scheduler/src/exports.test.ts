@@ -176,3 +176,64 @@ describe('blocks of a prompt', () => {
     expect(rig.engine.stats()).toMatchObject({ exportedBlocks: 8, skippedExportBlocks: 0, exportBlocks: 0 });
   });
 });
+
+describe('an offer that was lost on its way', () => {
+  /** The first offers are lost, so many of them, and so many after these busy; what follows is refused until its parent is there. */
+  function losing(lost: number, busy = 0) {
+    const rig = new SchedulerRig({ blockCount: 64, limits: { exportGatherBlocks: 1 } });
+    const offers: number[] = [];
+    let held = 0;
+    rig.connector.store = (_hashes, first, blocks, onReleased, { onSettled } = {}) => {
+      offers.push(first);
+      const isLost = offers.length <= lost;
+      const isBusy = offers.length <= lost + busy;
+      const taken = !isBusy && first <= held ? blocks.length : 0;
+      if (taken > 0) held = Math.max(held, first + taken);
+      rig.world.later(() => {
+        onReleased();
+        onSettled?.(taken, isBusy, isLost);
+      });
+    };
+    return { rig, offers, held: () => held };
+  }
+
+  it.each([
+    [1, 0],
+    [3, 0],
+    [1, 2],
+  ])(
+    'is made again, with all behind it, while its blocks are there: %i of them, and %i were busy then',
+    async (lost, busy) => {
+      const { rig, offers, held } = losing(lost, busy);
+      await rig.generate('a', prompt(1, 40), { maxTokens: 8 });
+      await rig.drain();
+      expect(held()).toBe(11);
+      expect(offers.filter((first) => first === 0)).toHaveLength(1 + lost + busy);
+      expect(rig.engine.stats().exportedBlocks).toBe(11);
+    },
+  );
+
+  it('is made no more than three times again', async () => {
+    const { rig, offers, held } = losing(Number.POSITIVE_INFINITY);
+    await rig.generate('a', prompt(1, 40), { maxTokens: 24 });
+    await rig.drain();
+    expect(held()).toBe(0);
+    expect(offers.filter((first) => first === 0)).toHaveLength(4);
+    expect(rig.engine.stats()).toMatchObject({ exportedBlocks: 0, exportBlocks: 0 });
+  });
+
+  it('by one that computes for another worker is made again, and nothing of it is missing', async () => {
+    const { rig, held } = losing(1);
+    rig.submit('a', prompt(1, 48), { prefillOnly: { blocks: 12 } });
+    await rig.world.until(() => rig.ended('a'));
+    expect(rig.last('a')).toMatchObject({ finishReason: 'prefilled', handOff: { readyBlocks: 12 } });
+    expect(held()).toBe(12);
+  });
+
+  it('is not made again where it was only busy: somebody else writes it', async () => {
+    const { rig, offers } = losing(0, 1);
+    await rig.generate('a', prompt(1, 40), { maxTokens: 8 });
+    await rig.drain();
+    expect(offers.filter((first) => first === 0)).toHaveLength(1);
+  });
+});

@@ -5,7 +5,8 @@
  * Invariant: exports hold at most `maxBlocks` blocks, because what they hold cannot serve a request that needs room; what several of them
  * hold counts once. And no more is offered than the connector has room for: what it left out would be missing in its chain for good.
  * Past that nothing waits: a request's blocks are offered later if it lives long enough, else counted as skipped. Blocks
- * are offered in chain order without a gap, because a block whose parent is missing in the tier is never found.
+ * are offered in chain order without a gap, because a block whose parent is missing in the tier is never found. What was lost on its way
+ * is offered again for the same reason, a few times, while the request has its blocks.
  *
  * In a group with a sliding window only those blocks are offered that a hit at the end of the offer looks at: after each
  * step the last window before its last full block. So the tier can be hit at the end of every prefill chunk, where the
@@ -52,6 +53,9 @@ export type OnSettled = (
   isBusy: boolean,
   epoch: bigint | undefined,
 ) => void;
+
+/** Offers of one request that are made again. */
+const mostAgain = 3;
 
 export class Exports {
   readonly #kv: PrefixCache;
@@ -191,10 +195,13 @@ export class Exports {
     };
     const blockIds = Int32Array.from(rows.flat());
     const { epoch } = this.#connector;
-    const onSettled = (held: number, isBusy: boolean): void => {
+    const onSettled = (held: number, isBusy: boolean, isLost = false): void => {
       const stored = rows.reduce((sum, row) => sum + blocksIn(row, held), 0);
       this.#exportedBlocks += stored;
-      if (!isBusy) this.#skippedBlocks += blocks.length - stored;
+      // Behind one that was lost it may be our own that the node still writes, until it hears that nobody waited for that.
+      const mayAgain = isLost || (isBusy && request !== undefined && request.offersAgain > 0);
+      const isAgain = mayAgain && request !== undefined && this.#again(request, first + held);
+      if (!isBusy || (mayAgain && !isAgain)) this.#skippedBlocks += blocks.length - stored;
       if (this.#isCut) {
         this.#isCut = false;
         this.#onReleased();
@@ -209,6 +216,18 @@ export class Exports {
     }
     const options = { ...this.#tokensOf(request), onSettled };
     this.#unsent.push(() => this.#connector.store(hashes, first, blockIds, onReleased, options));
+  }
+
+  /**
+   * What the link has lost of a request is offered again with its next block, for what lies behind it is found by nobody without it. False:
+   * not again. Who computes for another worker offers again by itself (storing.ts).
+   */
+  #again(request: EngineRequest, from: number): boolean {
+    if (request.prefillOnly) return true;
+    if (!request.holdsBlocks || request.offersAgain === mostAgain) return false;
+    request.offersAgain++;
+    request.offeredBlocks = Math.min(request.offeredBlocks, from);
+    return true;
   }
 
   /** Where the names of its blocks depend on its tokens alone. */

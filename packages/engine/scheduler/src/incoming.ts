@@ -17,7 +17,7 @@ import type { SchedulerOptions } from './scheduler-options.ts';
  * What became of a request that has no blocks yet: undefined, nothing comes for it; 'head', it has its room and computes its head while the
  * rest is loaded; see `Admission` of the scheduler.
  */
-export type Departure = 'loading' | 'head' | 'later' | 'full' | undefined;
+export type Departure = 'loading' | 'head' | 'later' | 'pending' | 'full' | undefined;
 
 export interface IncomingParts {
   readonly options: SchedulerOptions;
@@ -77,9 +77,9 @@ export class Incoming {
 
   /**
    * It holds no blocks: does it leave the queue, so that some come beyond what is cached here? `reserved`: what those before it that were
-   * passed over wait for, which is no room for a wait for another worker.
+   * passed over wait for, which is no room for a wait for another worker; `kept`: of these, what is no room for a load either.
    */
-  depart(request: EngineRequest, computed: CacheHit, reserved: number): Departure {
+  depart(request: EngineRequest, computed: CacheHit, reserved: number, kept: number): Departure {
     request.waitsBehind = undefined;
     const toAwait = this.#blocksToAwait(request, computed);
     if (toAwait > 0) {
@@ -88,10 +88,20 @@ export class Incoming {
       return departure === 'full' && reserved > 0 ? 'later' : departure;
     }
     const toLoad = this.#blocksToLoad(request, computed);
-    if (toLoad === 'pending') return 'later';
+    if (toLoad === 'pending') return 'pending';
     if (toLoad.blocks === 0) return undefined;
     const { head, blocks } = toLoad;
-    return head > 0 ? this.#startHead(request, computed, toLoad) : this.#startLoad(request, computed, blocks);
+    return head > 0
+      ? this.#startHead(request, computed, toLoad, kept)
+      : this.#startLoad(request, computed, blocks, kept);
+  }
+
+  /**
+   * Blocks that are no room for a request's first `tokens` tokens, where it has to leave others `kept` blocks: those, and what the rest of
+   * its own prompt takes, which would be theirs else.
+   */
+  keep(request: EngineRequest, tokens: number, kept: number): number {
+    return kept > 0 ? kept + Math.max(0, request.counted.blocks - this.#load.blocksOf(tokens)) : 0;
   }
 
   /**
@@ -180,12 +190,13 @@ export class Incoming {
     return wholeBlocks ? Math.floor((request.tokenCount - 1) / this.#kv.blockTokens) : request.hashes.blockCount;
   }
 
-  #startLoad(request: EngineRequest, computed: CacheHit, blocks: number): Departure {
+  #startLoad(request: EngineRequest, computed: CacheHit, blocks: number, kept: number): Departure {
     if (this.#loadsMost) {
       request.waitsBehind = 'loads';
       return 'later';
     }
-    if (!this.#makeRoom(request, computed, blocks, 0)) return 'full';
+    const reserved = this.keep(request, computed.tokens + blocks * this.#kv.blockTokens, kept);
+    if (!this.#makeRoom(request, computed, blocks, 0, reserved)) return 'full';
     this.#skipHandOff(request, computed);
     this.#leave(request, computed, blocks);
     request.loadUs -= this.#options.clock.nowUs(); // until the end is added
@@ -195,9 +206,9 @@ export class Incoming {
   }
 
   /** The load begins; the request leaves the queue for its first step, with room for all of its prompt. */
-  #startHead(request: EngineRequest, computed: CacheHit, { head, blocks }: ToLoad): Departure {
+  #startHead(request: EngineRequest, computed: CacheHit, { head, blocks }: ToLoad, kept: number): Departure {
     const { blockTokens } = this.#kv;
-    if (!this.#makeRoom(request, computed, 0, request.tokenCount - computed.tokens)) return 'full';
+    if (!this.#makeRoom(request, computed, 0, request.tokenCount - computed.tokens, kept)) return 'full';
     this.#hit(request, computed);
     this.#waiting.remove(request);
     request.waitsBehind = undefined;
@@ -326,8 +337,10 @@ export class Incoming {
       request.engineHitTokens = 0;
     }
     if (!end || end.loaded < end.wanted) {
-      // A table that was laid out for a longer prefix says nothing against a shorter one: that is tried, once.
-      request.mayLoad = lost && request.lostLoads === 1;
+      // A table that was laid out for a longer prefix says nothing against a shorter one: that is tried, once. Nor does room that was
+      // given up say anything against the tier: the other worker may have gone on meanwhile.
+      const gaveUp = wasAwaited && request.handOff!.isRevoked;
+      request.mayLoad = gaveUp || (lost && request.lostLoads === 1);
       if (!wasAwaited) this.counts.shortLoads++;
     }
     // How long another worker took says nothing of the tier.

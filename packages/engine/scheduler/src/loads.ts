@@ -166,13 +166,13 @@ export class Loads {
     this.#declined(this.#of(request));
   }
 
-  /** The request has ended; its blocks are freed when the connector is done with them. */
+  /** The request has ended: so does its load, for others wait for its place. Its blocks are freed when the connector is done with them. */
   abandon(request: EngineRequest): void {
     const load = this.#of(request);
     load.request = undefined;
     load.cancelDeadline();
     this.#declined(load);
-    if (load.isAwaited) this.#options.connector.endLoad(request.id, 0);
+    this.#options.connector.endLoad(request.id, 0);
   }
 
   #of(request: EngineRequest): Load {

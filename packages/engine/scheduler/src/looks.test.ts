@@ -102,3 +102,25 @@ describe('a long queue behind as many loads as may be', () => {
     expect(rig.tokens('wants')).toEqual(naiveAnswer(prompt(2, 22), 4));
   });
 });
+
+describe('loads of requests that are gone', () => {
+  it('are ended, and make place for others', async () => {
+    const { rig } = await behindLoads(0);
+    const { connector, engine, world } = rig;
+    const ended: string[] = [];
+    connector.endLoad = (id, blocks) => {
+      ended.push(`${id.slice(0, 2)} ${blocks}`);
+      world.later(connector.late.shift()!);
+    };
+    rig.submit('next', prompt(2, 22));
+    await world.until(() => world.pendingCount === 0);
+    expect([engine.stats().loading, rig.tokens('next')]).toEqual([2, []]);
+    for (const id of ['r0', 'r1']) engine.abort(id);
+    await world.until(() => engine.stats().loading === 1 && connector.late.length === 1); // its own
+    world.later(connector.late.shift()!);
+    await world.until(() => rig.ended('next'));
+    expect(ended).toEqual(['r0 0', 'r1 0']);
+    expect(rig.tokens('next')).toEqual(naiveAnswer(prompt(2, 22), 4));
+    expect(engine.stats()).toMatchObject({ loading: 0, loads: 3, expiredLoads: 0 });
+  });
+});

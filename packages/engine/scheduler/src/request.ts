@@ -57,6 +57,8 @@ export class EngineRequest implements PrefixCacheRequest {
   head: Head | undefined;
   /** Blocks before this one came from the tier or have been offered to it. */
   offeredBlocks = 0;
+  /** How often what was lost on its way to the tier was offered again. */
+  offersAgain = 0;
   /** false once the tier has let this request down: it is not asked again. */
   mayLoad = true;
   /** Since it was let in, of its tokens some came from the cache or a tier. */

@@ -8,8 +8,8 @@
  *   2. what is left of prompts that another worker has computed, at most a block: it came as far without waiting for anybody here;
  *   3. running requests that prefill, oldest first, in chunks;
  *   4. a request whose load lies in the arena, when nobody else is there: its first step imports it;
- *   5. waiting requests, oldest first. One whose tier has not answered yet is passed over, one that does not fit ends the
- *      pass. One whose next blocks are in the tier gets blocks and leaves for `Loads`.
+ *   5. waiting requests, oldest first. One whose tier has not answered yet is passed over, and keeps what room it needs; one that does
+ *      not fit ends the pass. One whose next blocks are in the tier gets blocks and leaves for `Loads`.
  * One that is alone, and whose next blocks come about as fast as they are computed, computes the first of them while the others are
  * loaded (head.ts), and passes over these.
  * One whose next blocks another worker computes (awaited-prompt.ts) leaves with room for its whole prompt as soon as there is some, and
@@ -38,8 +38,11 @@ import { Room } from './room.ts';
 import type { SchedulerOptions } from './scheduler-options.ts';
 import { Storing } from './storing.ts';
 
-/** What became of a waiting request: 'later' passes it over, 'full' ends the pass. */
-type Admission = 'admitted' | 'loading' | 'later' | 'full';
+/**
+ * What became of a waiting request: 'later' passes it over, and so does 'pending', where the room that it needs gathers for it meanwhile;
+ * 'full' ends the pass.
+ */
+type Admission = 'admitted' | 'loading' | 'later' | 'pending' | 'full';
 
 /** Hand-offs of what lies here that a step looks up again. */
 const localAgain = 16;
@@ -138,9 +141,9 @@ export class Scheduler {
     return arrived ? this.#batch.map((share) => ({ ...share, arrived })) : this.#batch;
   }
 
-  /** The step is over: prompt tokens computed, requests that decoded, seconds. */
-  stepped(prefillTokens: number, decodes: number, seconds: number): void {
-    this.load.step(prefillTokens, decodes, seconds);
+  /** The step is over: prompt tokens computed, requests that decoded, seconds; see `EngineLoad.step`. */
+  stepped(prefillTokens: number, decodes: number, seconds: number, mostLeft: number): void {
+    this.load.step(prefillTokens, decodes, seconds, mostLeft);
     this.#pace.ended(prefillTokens, seconds);
     this.load.paced(this.#pace.trust);
   }
@@ -253,12 +256,19 @@ export class Scheduler {
     const { waiting, incoming } = this;
     /** Of those that were passed over. */
     let before = 0;
+    /**
+     * Of these, those that cannot say yet whether they fit: else who comes later would take, at each question, the room that had gathered
+     * for them. While nothing runs nobody is kept: an executor that has nothing to do waits for no answer.
+     */
+    let gathering = 0;
     let hasFound = false;
     for (let request = waiting.after(); request; request = waiting.after(request)) {
       if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return request;
       const isKnown = incoming.isFullFor(request);
-      let admission = !isKnown || this.#looks.again(request) ? this.#admit(request, before) : 'later';
-      if (admission === 'full' && this.#storing.giveRoom()) admission = this.#admit(request, before);
+      const kept = this.running.count > 0 ? gathering : 0;
+      let admission = !isKnown || this.#looks.again(request) ? this.#admit(request, before, kept) : 'later';
+      if (admission === 'full' && kept > 0) admission = 'pending';
+      if (admission === 'full' && this.#storing.giveRoom()) admission = this.#admit(request, before, 0);
       while (admission === 'full' && this.running.count === 0) {
         // Nothing runs, so nobody will free a block: take those of requests that have loaded and wait behind this one.
         const victim = this.#room.latestHolder(request);
@@ -266,10 +276,11 @@ export class Scheduler {
         if (this.#room.revokeYounger(victim && victim.arrival > request.arrival ? victim : request)) return request;
         if (!victim) break;
         this.#preempt(victim);
-        admission = this.#admit(request, before);
+        admission = this.#admit(request, before, 0);
       }
-      if (admission === 'later') {
+      if (admission === 'later' || admission === 'pending') {
         before += request.counted.blocks;
+        if (admission === 'pending') gathering += request.counted.blocks;
         if (isKnown) continue;
         hasFound ||= incoming.isFullFor(request);
         if (this.#looks.goOn()) continue;
@@ -292,18 +303,18 @@ export class Scheduler {
       if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return;
       // The answer's first token, where it is known already, is none of the prompt's.
       const isTail = request.promptTokens - request.computedTokens <= this.#kv.blockTokens;
-      if (isTail && request.handOff?.state === 'over' && request.holdsBlocks) this.#admit(request, 0);
+      if (isTail && request.handOff?.state === 'over' && request.holdsBlocks) this.#admit(request, 0, 0);
     }
   }
 
-  /** `reserved`: blocks that those before it wait for. */
-  #admit(request: EngineRequest, reserved: number): Admission {
+  /** `reserved`: blocks that those before it wait for; `kept`: of these, those that it leaves them whatever comes for it. */
+  #admit(request: EngineRequest, reserved: number, kept: number): Admission {
     const kv = this.#kv;
     let computed: CacheHit | undefined;
     if (!request.holdsBlocks) {
       computed = kv.getComputedBlocks(request);
       this.incoming.expect(request, computed.tokens);
-      const departure = this.incoming.depart(request, computed, reserved);
+      const departure = this.incoming.depart(request, computed, reserved, kept);
       if (departure === 'head') {
         this.#begin(request, Math.min(request.openTokens - request.computedTokens, this.#budget));
         return 'admitted';
@@ -317,6 +328,7 @@ export class Scheduler {
       ...(computed ? { computed } : {}),
       delayCacheBlocks: true,
       fullSequenceMustFit: true,
+      reservedBlocks: computed ? this.incoming.keep(request, hitTokens + count, kept) : 0, // else it has its room
     });
     if (!admitted) return 'full';
     if (computed) this.incoming.hit(request, computed);

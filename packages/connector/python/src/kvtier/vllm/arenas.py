@@ -4,7 +4,7 @@
                                    └─ failed: one line, tried again                  unmapped by a thread when its last copy has ended
 
 Invariant: an arena whose session has ended goes without a step, too: an engine that is idle takes none, and the next node may have no
-room for its own arena beside it.
+room for its own arena beside it. A thread that the system refuses costs time and nothing else: it is tried again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from kvtier.copies import Arena, ArenaRef, Copies, Job
 from kvtier.errors import KvError
 from kvtier.hold import is_held, watch
+from kvtier.threads import start
 from kvtier.vllm.messages import ArenaPlace
 
 log = logging.getLogger("kvtier.vllm")
@@ -51,6 +52,8 @@ class Arenas:
         self._untold: set[int] = set()
         #: What is being unmapped.
         self._leaving: list[threading.Thread] = []
+        #: What no thread could be had for: it is unmapped at the next look or step.
+        self._left: list[Arena] = []
         self._lock = threading.Lock()
         self._complaint = ""
         self._looking: threading.Thread | None = None
@@ -75,10 +78,13 @@ class Arenas:
         """On threads: to populate a large mapping takes its time, and so does unmapping it. What is not wanted any more goes when its last
         copy ends."""
         ids = {place.id for place in wanted}
+        with self._lock:
+            left, self._left = self._left, []
+            for arena in left:
+                self._let_go(arena)
         for gone in [known for known in list(self._arenas) if known not in ids]:
             with self._lock:
-                arena = self._take(gone)
-            self._let_go(arena)
+                self._let_go(self._take(gone))
         for place in wanted:
             # Both are looked at in one go: a mapping that ends in between is in neither, and would be made twice.
             with self._lock:
@@ -88,7 +94,11 @@ class Arenas:
                         self._announced_anew(place)
                 elif place.id not in self._under_way:
                     thread = threading.Thread(target=self._map, args=(place,), name="kvtier-map", daemon=True)
-                    thread.start()
+                    try:
+                        start(thread)
+                    except OSError as error:
+                        self._complain(error)
+                        continue
                     self._under_way[place.id] = thread
 
     def adopt(self, device: int | None) -> list[int]:
@@ -111,28 +121,36 @@ class Arenas:
 
     def _announced_anew(self, place: ArenaPlace) -> None:
         """The scheduler's half has mapped it once more, and perhaps cannot hold the byte now, or can by now. Under the lock."""
-        self._places[place.id] = place
-        self._new.append(place.id)
         if not place.session_byte:
             self._unwatch(place.id)
         elif place.id not in self._watches:
             try:
+                self._look_on()
                 self._watch(place.id, self._watched(place))
             except FileNotFoundError:
                 self._let_go(self._take(place.id))  # it has ended, and an idle engine takes no step that would tell
+                return
+            except OSError as error:
+                self._complain(error)  # it is announced in the next step, too
+                return
+        self._places[place.id] = place
+        self._new.append(place.id)
 
     def _watched(self, place: ArenaPlace) -> int | None:
         """@raises FileNotFoundError where it has ended"""
         return watch(self._ref(place).within(self._folder).lock_path) if place.session_byte else None
 
     def _watch(self, number: int, fd: int | None) -> None:
-        """Under the lock."""
-        if fd is None:
-            return
-        self._watches[number] = fd
+        """Under the lock, and looked on."""
+        if fd is not None:
+            self._watches[number] = fd
+
+    def _look_on(self) -> None:
+        """Before something is watched. Under the lock. @raises OSError where the system has no thread for it now"""
         if self._looking is None:
-            self._looking = threading.Thread(target=self._look, name="kvtier-arenas", daemon=True)
-            self._looking.start()
+            looking = threading.Thread(target=self._look, name="kvtier-arenas", daemon=True)
+            start(looking)
+            self._looking = looking
 
     def _unwatch(self, number: int) -> None:
         """Under the lock."""
@@ -148,9 +166,21 @@ class Arenas:
         return self._arenas.pop(number, None)
 
     def _let_go(self, arena: Arena | None) -> None:
+        """Under the lock."""
+        if arena is None:
+            return
         thread = threading.Thread(target=self._unmap, args=(arena,), name="kvtier-unmap", daemon=True)
-        self._leaving = [*(one for one in self._leaving if one.is_alive()), thread]
-        thread.start()
+        try:
+            start(thread)
+        except OSError:
+            self._left.append(arena)
+        else:
+            self._leaving = [*(one for one in self._leaving if one.is_alive()), thread]
+
+    def _complain(self, error: Exception) -> None:
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            log.warning("kvtier: a worker cannot map the arena (%s); it is tried again", error)
 
     def _unmap(self, arena: Arena | None) -> None:
         try:
@@ -173,6 +203,9 @@ class Arenas:
         try:
             fd = self._watched(place)
             if fd is None or is_held(fd, place.session_byte):
+                if fd is not None:
+                    with self._lock:
+                        self._look_on()
                 arena = self._copies().map(self._ref(place), self._folder)
                 with self._lock:
                     self._arenas[place.id], self._places[place.id] = arena, place
@@ -184,9 +217,7 @@ class Arenas:
         except FileNotFoundError:
             pass  # it has ended
         except Exception as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                log.warning("kvtier: a worker cannot map the arena (%s); it is tried again", error)
+            self._complain(error)
         finally:
             if fd is not None:
                 os.close(fd)
@@ -198,6 +229,8 @@ class Arenas:
         while not self._closed.wait(_LOOK_S):
             with self._lock:
                 gone = [self._take(place.id) for place in list(self._places.values()) if self._has_ended(place)]
+                left, self._left = self._left, []
+            gone += left
             for arena in gone:
                 self._unmap(arena)
 

@@ -21,11 +21,12 @@ _TEMPERED = frozenset({"llama4", "llama4_text"})
 _TEMPERED_FROM = 32_768
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """As JSON takes it, without what does not change results."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items() if key not in _VOLATILE}
+        return {str(key): plain(item) for key, item in value.items() if key not in _VOLATILE}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, (str, int, float, bool)) or value is None:
         return value
     return str(value)
@@ -35,7 +36,7 @@ def plain_config(model_config: Any) -> dict[str, Any]:
     """The model's own configuration, without what does not change results."""
     config = getattr(model_config, "hf_config", None)
     fields = config.to_dict() if hasattr(config, "to_dict") else dict(getattr(config, "__dict__", {}))
-    return _plain(fields)  # type: ignore[no-any-return]
+    return plain(fields)  # type: ignore[no-any-return]
 
 
 def _kinds(config: Any) -> set[str]:

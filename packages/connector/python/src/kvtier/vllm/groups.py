@@ -47,6 +47,8 @@ class Group:
     more_tail_tokens: int = 0
     #: Of a page, without what it is padded with; empty where the engine does not say it.
     least_bytes: tuple[int, ...] = ()
+    #: The most KV heads that a layer has on a rank; 0 where the engine does not say it.
+    rank_heads: int = 0
 
     @property
     def tail_blocks(self) -> int:
@@ -74,6 +76,8 @@ def _layer_specs(spec: Any, layers: Sequence[str]) -> list[Any]:
 def _kind(spec: Any) -> tuple[str, int, bool]:
     name = type(spec).__name__
     window = getattr(spec, "sliding_window", None) or 0
+    if getattr(spec, "non_causal", False):
+        raise Unsupported(f"attention that looks ahead ({name}): KV of a prefix depends on what follows")
     if name in _FULL or name in _MLA:
         if getattr(spec, "attention_chunk_size", None):
             raise Unsupported(f"attention in chunks ({name})")
@@ -91,6 +95,11 @@ def _kind(spec: Any) -> tuple[str, int, bool]:
 def _unpadded(spec: Any) -> int:
     said = getattr(spec, "unpadded_page_size_bytes", None)
     return int(said) if isinstance(said, int) else 0
+
+
+def _rank_heads(spec: Any) -> int:
+    said = getattr(spec, "num_kv_heads", None)
+    return said if isinstance(said, int) else 0
 
 
 def groups_of(kv_cache_config: Any, hash_block_tokens: int, use_eagle: bool) -> tuple[Group, ...]:
@@ -117,6 +126,7 @@ def groups_of(kv_cache_config: Any, hash_block_tokens: int, use_eagle: bool) -> 
                 layers=layers,
                 page_bytes=tuple(int(one.page_size_bytes) for one in specs),
                 least_bytes=tuple(_unpadded(one) for one in specs),
+                rank_heads=max(_rank_heads(one) for one in specs) if specs else 0,
                 drops_last=bool(use_eagle and getattr(group, "is_eagle_group", False)) or (use_eagle and kind == "full"),
             )
         )

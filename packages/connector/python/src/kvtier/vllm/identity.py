@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtier.namespace import BlockLayout, Heads, Layers, Namespace, Part, fingerprint
+from kvtier.namespace import BlockLayout, Layers, Namespace, Part, fingerprint
 from kvtier.vllm import decisions
 from kvtier.vllm.groups import Group, Unsupported
+from kvtier.vllm.heads import holders_of
 from kvtier.vllm.layouts import View
 from kvtier.vllm.messages import KvtierHandshake, Rank
+from kvtier.vllm.processors import processed
 from kvtier.weights import local_folder
 
 #: Types of numbers by kvtier's names; others stay what the engine calls them.
@@ -123,9 +125,11 @@ def _folder_of(name: str, revision: str | None, load_config: Any) -> str:
 
 
 def model_digest(vllm_config: Any, weights: bytes, generation: bytes) -> bytes:
+    """@raises Unsupported; OSError where the file system of the model does not answer now"""
     model = vllm_config.model_config
     speculative = getattr(vllm_config, "speculative_config", None)
     decided = decisions.decided(model, getattr(speculative, "draft_model_config", None))
+    media = processed(vllm_config)
     return fingerprint(
         "kvtier-vllm-model-1",
         {
@@ -137,6 +141,7 @@ def model_digest(vllm_config: Any, weights: bytes, generation: bytes) -> bytes:
             "generation": generation,
             # Of nearly all models nothing.
             **({"decided": decided} if decided else {}),
+            **({"media": media} if media else {}),
         },
     )
 
@@ -207,21 +212,6 @@ class Share:
     namespace: bytes
 
 
-def _holders(vllm_config: Any, group: Group, stage: int) -> list[tuple[tuple[Rank, ...], Heads | None]]:
-    tp = int(vllm_config.parallel_config.tensor_parallel_size)
-    ranks = [(stage, rank) for rank in range(tp)]
-    if tp == 1 or group.replicated:
-        return [(tuple(ranks), None)]
-    heads = int(vllm_config.model_config.get_total_num_kv_heads())
-    if heads >= tp and heads % tp == 0:
-        each = heads // tp
-        return [((rank,), Heads(rank[1] * each, each, heads)) for rank in ranks]
-    if heads and tp % heads == 0:
-        copies = tp // heads
-        return [(tuple(ranks[h * copies : (h + 1) * copies]), Heads(h, 1, heads)) for h in range(heads)]
-    raise Unsupported(f"{heads} KV heads over {tp} tensor ranks")
-
-
 def shares_of(
     vllm_config: Any,
     groups: Sequence[Group],
@@ -234,7 +224,7 @@ def shares_of(
     shares: list[Share] = []
     for stage in sorted({rank[0] for rank in handshakes}):
         for group in groups:
-            for ranks, heads in _holders(vllm_config, group, stage):
+            for ranks, heads in holders_of(vllm_config, group, stage):
                 silent = [rank for rank in ranks if rank not in handshakes]
                 if silent:
                     raise Unsupported(f"rank {silent[0]} (pipeline stage, tensor rank) has not said how its tensors lie")

@@ -38,6 +38,9 @@ class Options:
     copy_threads: int = 2
     load: bool = True
     store: bool = True
+    #: What was stored before the engine reset its connector's cache (sleep and pauses do) may be loaded after it. False: it may be another
+    #: model's.
+    keep_on_reset: bool = False
     #: Requests with images and the like: their hashes are the engine's own, but users may choose them (multi_modal_uuids).
     multimodal: bool = True
     #: 64 hex digits that stand for the weights instead of their content.

@@ -290,8 +290,9 @@ class SchedulerHalf:
         return planned or (self._node is not None and (self._handshakes.wants_steps or self._node.wants_steps()))
 
     def reset(self) -> bool:
-        """Other weights from now on: nothing that is stored is this model's any more, nor what is computed half with the old ones."""
-        if self._node is None or self._claims is None:
+        """Other weights from now on, for all that is known: nothing that is stored is this model's any more, nor what is computed half with
+        the old ones."""
+        if self._node is None or self._claims is None or self.options.keep_on_reset:
             return True
         for known in self._requests.values():
             self._claims.leave(known)
@@ -301,6 +302,10 @@ class SchedulerHalf:
         if self._stores is not None:
             self._stores.drop_unplanned()
         self._node.renew(os.urandom(16))
+        log.warning(
+            "kvtier: the engine has reset its caches (sleep and pauses do, too): nothing that was stored before is loaded by it until it "
+            'starts again, nor is what it stores now by others; where weights are never replaced, say "keep_on_reset": true'
+        )
         return True
 
     def counted(self) -> dict[str, int]:

@@ -129,7 +129,7 @@ export interface GenerateRequest {
     | undefined;
   /**
    * The most that should be between two tokens of its answer: while it runs, prompts get as much of a step as that allows, and at
-   * least a quarter of it; absent or 0: nothing is asked for.
+   * least an eighth of it; absent or 0: nothing is asked for.
    */
   betweenMs?:
     | number
