@@ -1,22 +1,39 @@
 /**
- * Least frequently used, ties by recency: one list for each number of uses (the frequency lists of Shah, Mitra and Matani's
- * O(1) LFU), counted up to 255.
+ * Least frequently used with dynamic aging (LFU-DA: Arlitt, Cherkasova, Dilley, Friedrich and Jin, "Evaluating content management
+ * techniques for web proxy caches", 2000): an entry's rank is its uses, up to 255, and the age of the store when it was used last; the age is
+ * the rank of what was evicted last. So what was used often before and is not any more goes in the end, and newcomers stay meanwhile.
  *
- * Chains: a use of a block is a use of its ancestors, and owners touch children before parents; so a parent has at least the
- * uses of its children, and at equal numbers it is the warmer one.
+ *     rank   age - 256 … age                age + 1 ……………………… age + 255
+ *            what might not go before      │ a newcomer      │ used 255 times, the last time just now
+ *
+ * One list for each rank (the frequency lists of Shah, Mitra and Matani's O(1) LFU), ties by recency; lists of ranks that lie behind are used
+ * anew. What stands there still, as it may not go for very long, is taken along a few at a time, and the age waits for it: no turn is long.
+ *
+ * Chains: a use of a block is a use of its ancestors, and owners touch children before parents; so a parent has at least the uses of its
+ * children, and at equal ranks it is the warmer one.
  */
 import { EntryLists } from './entry-lists.ts';
 import { firstOf, takeFirst } from './first-of.ts';
 import type { EntryIndex, EvictionPolicy, InsertHint } from './policy.ts';
 import { SpareCopies } from './spare-copies.ts';
 
-/** Lists are numbered by uses less one. */
 const usesMax = 255;
+/** Ranks from `age` - 256 to `age` + 255. */
+const lists = 512;
+const none = -1;
+/** In one turn. */
+const mostTakenAlong = 64;
 
 export class LfuPolicy implements EvictionPolicy {
   readonly name = 'lfu';
-  readonly #lists = new EntryLists('lfu', usesMax);
-  readonly #copies = new SpareCopies(() => new EntryLists('lfu', usesMax));
+  readonly #lists = new EntryLists('lfu', lists);
+  readonly #copies = new SpareCopies(() => new EntryLists('lfu', lists));
+  #uses: Uint8Array = new Uint8Array(64);
+  #age = 0;
+  /** No entry has a lower rank. */
+  #lowest = 0;
+  /** What `victim` chose last: its removal is an eviction. */
+  #chosen: EntryIndex = none;
 
   get count(): number {
     return this.#lists.count;
@@ -28,50 +45,118 @@ export class LfuPolicy implements EvictionPolicy {
 
   insert(entry: EntryIndex, _nowUs: number, hint?: InsertHint): void {
     const parent = hint?.parent;
-    if (parent !== undefined && this.has(parent) && this.#lists.listOf(parent) === 0) {
-      this.#lists.insertColderThan(parent, entry);
-    } else this.#lists.append(0, entry);
+    const rank = this.#age + 1;
+    const parentRank = parent !== undefined && this.has(parent) ? this.#rankOf(parent) : Number.POSITIVE_INFINITY;
+    if (parentRank <= rank) this.#lists.insertColderThan(parent!, entry);
+    else {
+      this.#lists.append(rank % lists, entry);
+      this.#lowest = Math.min(this.#lowest, rank);
+    }
+    if (entry >= this.#uses.length) this.#grow(entry);
+    this.#uses[entry] = 1;
   }
 
   touch(entry: EntryIndex, _nowUs: number): void {
-    this.#lists.move(Math.min(this.#lists.listOf(entry) + 1, usesMax - 1), entry);
+    const uses = Math.min(this.#uses[entry]! + 1, usesMax);
+    this.#raise(entry, uses);
+    this.#uses[entry] = uses;
   }
 
-  /** The warmest of those that were used as often. */
+  /** As if it had been used last just now. */
   refresh(entry: EntryIndex): boolean {
-    this.#lists.move(this.#lists.listOf(entry), entry);
+    this.#raise(entry, this.#uses[entry]!);
     return true;
   }
 
   remove(entry: EntryIndex): void {
+    const rank = this.#rankOf(entry);
     this.#lists.remove(entry);
+    if (entry !== this.#chosen) return;
+    this.#chosen = none;
+    this.#ageTo(rank);
   }
 
   victim(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
-    for (let list = 0; list < usesMax; list++) {
-      const found = firstOf(this.#lists, list, mayEvict);
-      if (found !== undefined) return found;
+    let found: EntryIndex | undefined;
+    for (const rank of this.#ranks()) {
+      found = firstOf(this.#lists, rank % lists, mayEvict);
+      if (found !== undefined) break;
     }
-    return undefined;
+    this.#chosen = found ?? none;
+    return found;
   }
 
   evict(count: number, mayEvict: (entry: EntryIndex) => boolean): EntryIndex[] {
     const taken: EntryIndex[] = [];
-    for (let list = 0; list < usesMax && taken.length < count; list++) {
-      takeFirst(this.#lists, list, { count, mayEvict, taken });
+    let age = this.#age;
+    for (const rank of this.#ranks()) {
+      if (taken.length >= count) break;
+      const before = taken.length;
+      takeFirst(this.#lists, rank % lists, { count, mayEvict, taken });
+      if (taken.length > before) age = rank;
     }
+    this.#chosen = none;
+    this.#ageTo(age);
     return taken;
   }
 
   coldestFirst(): Iterable<EntryIndex> {
-    const lists = this.#lists;
+    const source = this.#lists;
+    const ranksNow = (): number[] => [...this.#ranks()];
     return this.#copies.walk(function* (copy) {
-      copy.copyFrom(lists);
-      for (let list = 0; list < usesMax; list++) yield* copy.entriesOf(list);
+      copy.copyFrom(source);
+      for (const rank of ranksNow()) yield* copy.entriesOf(rank % lists);
     });
   }
 
   checkIntegrity(): void {
     this.#lists.checkIntegrity();
+  }
+
+  /** From the lowest on, those that somebody has. */
+  *#ranks(): Iterable<number> {
+    if (this.count === 0) return;
+    this.#lowest = Math.max(this.#lowest, this.#firstRank);
+    while (this.#lists.countOf(this.#lowest % lists) === 0) this.#lowest++;
+    for (let rank = this.#lowest; rank <= this.#age + usesMax; rank++) {
+      if (this.#lists.countOf(rank % lists) > 0) yield rank;
+    }
+  }
+
+  /** The lowest that has a list now. */
+  get #firstRank(): number {
+    return this.#age + usesMax + 1 - lists;
+  }
+
+  /** Of a tracked entry. */
+  #rankOf(entry: EntryIndex): number {
+    const first = this.#firstRank;
+    const behind = (this.#lists.listOf(entry) - first) % lists;
+    return first + (behind < 0 ? behind + lists : behind);
+  }
+
+  #raise(entry: EntryIndex, uses: number): void {
+    this.#lists.listOf(entry); // tracked
+    this.#lists.move((this.#age + uses) % lists, entry);
+    this.#lowest = Math.min(this.#lowest, this.#age + uses);
+    if (entry === this.#chosen) this.#chosen = none;
+  }
+
+  /** Its next highest rank has the list of the lowest one, which has to be empty. */
+  #ageTo(age: number): void {
+    let left = mostTakenAlong;
+    for (; this.#age < age; this.#age++) {
+      const list = (this.#age + usesMax + 1) % lists;
+      for (; this.#lists.countOf(list) > 0; left--) {
+        if (left === 0) return;
+        this.#lists.move(this.#age % lists, this.#lists.coldest(list));
+      }
+    }
+  }
+
+  #grow(entry: EntryIndex): void {
+    const uses = new Uint8Array(Math.max(entry + 1, this.#uses.length * 2));
+    uses.set(this.#uses);
+    this.#uses = uses;
   }
 }

@@ -13,7 +13,10 @@ interface Naive {
   readonly entry: number;
   list: 'small' | 'main';
   order: number;
+  /** Of lfu, from 1 on. */
   uses: number;
+  /** Of lfu: uses, and the age when it was used last. */
+  rank: number;
   name: number | undefined;
   parent: Naive | undefined;
   /** It was refreshed, and has children since. */
@@ -27,6 +30,8 @@ class Oracle {
   items: Naive[] = [];
   ghosts: number[] = [];
   #clock = 0;
+  /** Of lfu: the rank of what was evicted last. */
+  #age = 0;
   constructor(kind: PolicyName, mostMoves = Number.POSITIVE_INFINITY) {
     this.kind = kind;
     this.#mostMoves = mostMoves;
@@ -35,11 +40,11 @@ class Oracle {
     return this.items.find((item) => item.entry === entry);
   }
   #group(item: Naive): string {
-    return this.kind === 'lfu' ? String(item.uses) : item.list;
+    return this.kind === 'lfu' ? String(item.rank) : item.list;
   }
   #sorted(): Naive[] {
     return [...this.items].sort((a, b) =>
-      this.kind === 'lfu' && a.uses !== b.uses ? a.uses - b.uses : a.order - b.order,
+      this.kind === 'lfu' && a.rank !== b.rank ? a.rank - b.rank : a.order - b.order,
     );
   }
   insert(entry: number, parent: number | undefined, name: number | undefined, asksLate = false): void {
@@ -49,7 +54,8 @@ class Oracle {
       entry,
       list: returns ? 'main' : 'small',
       order: ++this.#clock,
-      uses: 0,
+      uses: this.kind === 'lfu' ? 1 : 0,
+      rank: this.#age + 1,
       name,
       parent: undefined,
       isAside: false,
@@ -60,9 +66,12 @@ class Oracle {
       above !== undefined &&
       !comesLate &&
       !above.isAside &&
-      (this.kind === 'lfu' ? above.uses === 0 : this.kind !== 's3-fifo' || above.list === 'small' || returns);
+      (this.kind === 'lfu'
+        ? above.rank <= this.#age + 1
+        : this.kind !== 's3-fifo' || above.list === 'small' || returns);
     if (besides) {
       item.list = above.list;
+      item.rank = above.rank;
       const colder = this.items.filter((one) => this.#group(one) === this.#group(above) && one.order < above.order);
       item.order = (Math.max(above.order - 1, ...colder.map(({ order }) => order)) + above.order) / 2;
     }
@@ -74,16 +83,19 @@ class Oracle {
   }
   refresh(entry: number): void {
     const item = this.find(entry)!;
+    item.rank = this.#age + item.uses;
     if (!this.#isByArrival) item.order = ++this.#clock;
     else item.isAside ||= this.items.some(({ parent }) => parent === item);
   }
   touch(entry: number): void {
     const item = this.find(entry)!;
-    item.uses = Math.min(item.uses + 1, this.kind === 's3-fifo' ? 3 : 254);
+    item.uses = Math.min(item.uses + 1, this.kind === 's3-fifo' ? 3 : 255);
+    item.rank = this.#age + item.uses;
     if (this.kind === 'lru' || this.kind === 'lfu') item.order = ++this.#clock;
   }
   remove(entry: number, evicted = false): void {
-    const { list, name, parent: above } = this.find(entry)!;
+    const { list, name, parent: above, rank } = this.find(entry)!;
+    if (evicted) this.#age = Math.max(this.#age, rank);
     this.items = this.items.filter((item) => item.entry !== entry);
     if (above?.isAside && !this.items.some(({ parent }) => parent === above)) {
       above.isAside = false;

@@ -73,7 +73,9 @@ class Sentinel extends Fake {
       if (name === 'sentinel') {
         if (what !== 'sentinels') this.asked++;
         if (what !== 'sentinels') return `*2\r\n${bulk(this.masterHost)}${bulk(String(this.masterPort))}`;
-        const rows = this.others.map(({ port }) => `*4\r\n${['ip', '127.0.0.1', 'port', `${port}`].map(bulk).join('')}`);
+        const rows = this.others.map(
+          ({ port }) => `*4\r\n${['ip', '127.0.0.1', 'port', `${port}`].map(bulk).join('')}`,
+        );
         return `*${rows.length}\r\n${rows.join('')}`;
       }
       if (name !== 'subscribe') return '+OK\r\n';
@@ -187,7 +189,9 @@ it.each([
   else sentinels[at]!.masterHost = what;
   let lost = 0;
   const redis = client(sentinels, 5_000, () => lost++);
-  await turnsUntil(() => redis.isReady && lost === expected.lost && sentinels.every(({ listeners }) => listeners === 1));
+  await turnsUntil(
+    () => redis.isReady && lost === expected.lost && sentinels.every(({ listeners }) => listeners === 1),
+  );
   const endMs = performance.now() + 1_000;
   let looks = 0;
   for (let ready = 0; performance.now() < endMs; expect(ready).toBe(looks)) {

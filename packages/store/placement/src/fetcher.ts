@@ -1,12 +1,12 @@
 /**
  * Promotion: brings blocks from lower tiers into arena slots, for all loads and prefetches at once.
  *
- *     clients (a ring per priority) ──next──▶ fetches (one per block, shared) ──batches──▶ tier.read ──▶ arena.publish
+ *     clients (fetch-turns.ts) ──next──▶ fetches (one per block, shared) ──batches──▶ tier.read ──▶ arena.publish
  *                                                     └── failed: the next tier that holds the block ◀──┘     └──▶ waiting clients
  *
  * Invariants: one read per block, however many wait for it (single flight), but where the tier that reads it does not answer any more
  * and another one holds it: that one reads it, too, and all who wait are its from then on; what is in flight is bounded per tier (see
- * tier-gate.ts); clients take turns, one batch each, so that a long one cannot starve a short one, and none takes a turn of the event
+ * tier-gate.ts); clients take turns (fetch-turns.ts), so that a long one cannot starve a short one, and none takes a turn of the event
  * loop for what needs no read; a slot is published or freed
  * exactly once, whether anyone still waits or not, and never while a tier may still write to it. Clients are told in the same turn in which a block is published, so that
  * they can pin it before anything can evict it.
@@ -17,6 +17,7 @@ import type { Clock, Log } from '@kvtier/runtime';
 import type { ReadStatus } from '@kvtier/tiers';
 import type { Counters } from './counters.ts';
 import type { Failpoint } from './failpoints.ts';
+import { FetchTurns, type Served } from './fetch-turns.ts';
 import type { Fetch, FetchClient, FetchFailure, NamespaceState } from './fetches.ts';
 import type { StoreLimits } from './limits.ts';
 import type { Pins } from './pins.ts';
@@ -27,13 +28,13 @@ import type { ReadPriority, TierGate } from './tier-gate.ts';
 
 export interface FetcherOptions {
   readonly arena: ArenaTop;
-  readonly pins: Pins;
+  readonly pins: Pick<Pins, 'isLeaving'>;
   readonly readHeader: ReadHeader;
   readonly clock: Clock;
   readonly log: Log;
   readonly limits: StoreLimits;
   readonly counters: Counters;
-  readonly tenants: Tenants;
+  readonly tenants: Pick<Tenants, 'reserve' | 'settle' | 'during'>;
   /** Who pays for a block already; 0: nobody. */
   readonly ownerOf: (namespace: Namespace, hash: HashKey) => number;
   /** The end of an object is over. */
@@ -55,7 +56,7 @@ const failures: Record<Exclude<ReadStatus, 'ready'>, FetchFailure> = {
 
 export class Fetcher {
   readonly #options: FetcherOptions;
-  readonly #rings: Record<ReadPriority, FetchClient[]> = { demand: [], prefetch: [] };
+  readonly #turns: Record<ReadPriority, FetchTurns> = { demand: new FetchTurns(), prefetch: new FetchTurns() };
   /** Reads that failed and are tried elsewhere, batched over one turn. */
   readonly #retries = new Map<NamespaceState, Fetch[]>();
   #inFlightBytes = 0;
@@ -85,7 +86,7 @@ export class Fetcher {
 
   /** Serve this client until its `next` returns nothing. */
   add(client: FetchClient): void {
-    this.#rings[client.priority].push(client);
+    this.#turns[client.priority].add(client);
     this.pump();
   }
 
@@ -95,8 +96,12 @@ export class Fetcher {
     if (this.#cancelNextTurn !== undefined) return;
     this.#pumping = true;
     this.#passedOver = 0;
-    this.#serveRing(this.#rings.demand);
-    this.#serveRing(this.#rings.prefetch);
+    const serving = {
+      serve: (client: FetchClient, isFirst: (gate: TierGate) => boolean) => this.#serve(client, isFirst),
+      isTurnOver: () => this.#isTurnOver,
+    };
+    this.#turns.demand.serve(serving);
+    this.#turns.prefetch.serve(serving);
     this.#pumping = false;
     if (this.#isTurnOver) {
       this.#cancelNextTurn = this.#options.clock.after(0, () => {
@@ -111,24 +116,13 @@ export class Fetcher {
     return this.#passedOver >= stepping.looked;
   }
 
-  #serveRing(ring: FetchClient[]): void {
-    let blocked = 0; // at the end of the ring
-    while (ring.length > blocked && !this.#isTurnOver) {
-      const client = ring.shift()!;
-      const outcome = this.#serve(client);
-      if (outcome === 'done') continue;
-      ring.push(client);
-      blocked = outcome === 'blocked' ? blocked + 1 : 0;
-    }
-  }
-
   /** One batch of one client. */
-  #serve(client: FetchClient): 'done' | 'blocked' | 'started' {
+  #serve(client: FetchClient, isFirst: (gate: TierGate) => boolean): Served {
     const { arena, counters, limits, locate, tenants, ownerOf } = this.#options;
     const { state, priority } = client;
     const { namespace, payloadBytes, fetching } = state;
     const batches = new Map<TierGate, Fetch[]>();
-    let outcome: 'done' | 'blocked' | 'started' = 'done';
+    let outcome: Served = 'done';
     let bytes = 0;
     for (let request = client.next(); request !== undefined; request = client.next()) {
       if (this.#isTurnOver) {
@@ -161,8 +155,8 @@ export class Fetcher {
         outcome = 'started';
         break;
       }
-      if (!gate.mayRead(payloadBytes, priority)) {
-        outcome = bytes > 0 ? 'started' : 'blocked';
+      if (!isFirst(gate) || !gate.mayRead(payloadBytes, priority)) {
+        outcome = bytes > 0 ? 'started' : gate;
         break;
       }
       client.advance();

@@ -156,14 +156,19 @@ export class Holdings {
    * it early. KvError PROTOCOL when `id` is in use.
    */
   prefetch(id: bigint, hashes: readonly HashKey[]): PrefetchAnswer {
-    const { limits, counters, prefetched, pins, blockTurns, fetcher } = this.#parts;
+    const { arena, limits, counters, prefetched, pins, blockTurns, fetcher, tenants } = this.#parts;
+    const { payloadBytes } = this.state;
+    const { tenant } = this.#traits;
+    // Room within a quota is the tenant's own: there each block may take the place of another one.
+    const isFree = (): boolean =>
+      tenants.limitBytes(tenant, 0) === Number.POSITIVE_INFINITY && arena.hasFreeSlot(payloadBytes);
     if (this.#prefetches.has(id)) throw new KvError('PROTOCOL', `prefetch: id ${id} is in use; use a new id for each`);
     counters.add('prefetch.blocks.asked', hashes.length);
     const reason = !this.#connected
       ? 'closed'
       : this.#prefetches.size >= limits.maxPrefetches
         ? 'session_limit'
-        : prefetched.hasRoom(this.state.payloadBytes)
+        : prefetched.hasRoom(payloadBytes, isFree)
           ? ''
           : 'budget';
     if (reason !== '') {
@@ -173,9 +178,10 @@ export class Holdings {
     const prefetch = new Prefetch(this.state, hashes, {
       prefetched,
       counters,
-      tenant: this.#traits.tenant,
+      tenant,
       pins,
       blockTurns,
+      isFree,
       onEnd: () => this.#prefetches.delete(id),
     });
     this.#prefetches.set(id, prefetch);

@@ -1,8 +1,8 @@
 /**
  * One index of what all tiers hold, and what follows from it: fetch, write-down, quotas, ends. Beside store, residency table and loads:
  * what is awaited (`awaiting.ts`), who may use a tier (`tier-gate.ts`, `deadlines.ts`), what engines read of it without asking
- * (`held-sketch.ts`), pins and their tickets (`session-pins.ts`), what a session writes (`session-writes.ts`), and what is done over
- * several turns (`steps.ts`, `block-turns.ts`).
+ * (`held-sketch.ts`), pins and their tickets (`session-pins.ts`), what a tenant with a quota has in a tier (`account.ts`), what a session
+ * writes (`session-writes.ts`), and what is done over several turns (`steps.ts`, `block-turns.ts`).
  */
 export type { ArenaBlock, BlockFields } from '@kvtier/tiers';
 export { type Chain, type PackedHashes, tagOf } from './chain-words.ts';

@@ -11,6 +11,8 @@ export type { ArenaBlock, BlockFields };
 export interface ArenaTop extends Tier {
   /** A slot for header + payload, evicting unpinned blocks when there is no free one; undefined: all that is left is pinned. */
   allocate(namespace: Namespace, payloadBytes: number): number | undefined;
+  /** An allocation would find one, and evict nothing. */
+  hasFreeSlot(payloadBytes: number): boolean;
   /**
    * From now on, an allocation that finds nothing that may go asks for room, some times at most; it tries again where it is told that
    * something was unpinned.

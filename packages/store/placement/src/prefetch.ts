@@ -3,7 +3,8 @@
  *
  * Invariants: what a prefetch brings is pinned until the prefetch ends, so that its tail does not push out its head, and is let go
  * then, over several turns (block-turns.ts). What all of them brought and nobody has used yet is bounded by `maxPrefetchedBytes`, so that guesses never take
- * more than that from blocks that were used; pinned blocks they cannot take at all. Ends by itself, is cancelled, or ends
+ * more than that from blocks that were used; pinned blocks they cannot take at all. While a slot is free they take from nobody: what was
+ * brought first is then forgotten, and counts no more; else requests that were given up would end all prefetching in an arena that never fills. Ends by itself, is cancelled, or ends
  * with its session.
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
@@ -30,7 +31,18 @@ export class Prefetched {
     return this.#bytes;
   }
 
-  hasRoom(bytes: number): boolean {
+  /** @param isFree whether one more block would take no other's place, and is at nobody's cost */
+  hasRoom(bytes: number, isFree: () => boolean): boolean {
+    for (const [key, unusedBytes] of this.#unused) {
+      if (this.#isWithin(bytes) || !isFree()) break;
+      this.#unused.delete(key);
+      this.#bytes -= unusedBytes;
+      this.#counters.add('prefetch.blocks.forgotten');
+    }
+    return this.#isWithin(bytes);
+  }
+
+  #isWithin(bytes: number): boolean {
     return this.#bytes + bytes <= this.#limitBytes;
   }
 
@@ -75,6 +87,8 @@ export interface PrefetchOptions {
   readonly tenant: number;
   readonly pins: Pins;
   readonly blockTurns: BlockTurns;
+  /** One more block of it would take no other's place. */
+  readonly isFree: () => boolean;
   /** Nothing is read for it any more. */
   readonly onEnd: () => void;
 }
@@ -101,7 +115,7 @@ export class Prefetch implements FetchClient {
 
   next(): FetchRequest | undefined {
     if (this.#at === this.#hashes.length) this.#stop();
-    else if (!this.#options.prefetched.hasRoom(this.state.payloadBytes)) {
+    else if (!this.#options.prefetched.hasRoom(this.state.payloadBytes, this.#options.isFree)) {
       this.#options.counters.add('prefetch.refused.budget', this.#hashes.length - this.#at);
       this.#stop();
     }

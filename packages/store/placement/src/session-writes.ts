@@ -221,7 +221,7 @@ export class SessionWrites {
    * before room is made for what follows, and from the tail on, so that parents end up at least as recent as their children.
    */
   *#keepWarm(parent: HashKey): Steps<void> {
-    const { arena, limits, ownerOf, tenants } = this.#parts;
+    const { arena, limits, tenants } = this.#parts;
     const { namespace } = this.#state;
     if (!arena.isDue(namespace, parent, tenants.limitBytes(this.#traits.tenant, 0))) return;
     const chain: HashKey[] = [];
@@ -237,7 +237,7 @@ export class SessionWrites {
       const part = chain.slice(first, first + limits.touchBatchBlocks).reverse();
       if (first > 0) yield;
       arena.refresh(namespace, part);
-      tenants.touch(0, namespace, part, (hash) => ownerOf(namespace, hash));
+      tenants.touch(0, namespace, part);
     }
   }
 

@@ -101,8 +101,8 @@ export class Store {
     for (const gate of this.#gates) gate.onOpened = (reason) => this.#breakerOpened(gate, reason);
     this.#tenants = new Tenants({
       quotas: options.quotas ?? {},
-      tierNames: this.#names,
-      counters,
+      ...{ tierNames: this.#names, counters },
+      recordOf: (namespace, hash) => this.#residency.recordOf(namespace, hash),
       parentOf: (namespace, hash) => {
         const block = arena.get(namespace, hash);
         return block === undefined ? null : (readHeader(block.slot)?.parent ?? null);
@@ -133,7 +133,7 @@ export class Store {
         gate,
         policy,
         settleMs,
-        admission: createAdmission(admission),
+        admission: createAdmission(admission, arena.stats().capacityBytes),
         ownerOf,
         tenants: this.#tenants,
       });
@@ -333,16 +333,16 @@ export class Store {
       tier,
       bit,
       (record, namespace, hash, held, expiresS) => {
-        const owner = this.#residency.tenant(namespace, hash);
         this.#ttls[bit - 1]?.changed(record, namespace, hash, held);
         if (held) {
+          const owner = this.#residency.tenant(namespace, hash);
           this.#parts.namespaces.learn(namespace, hash.length);
           if (expiresS !== 0) this.#ends(record, namespace, hash, expiresS);
-          this.#tenants.stored(bit, namespace, hash, owner === 0 ? this.#adopt(namespace, hash) : owner);
+          this.#tenants.stored(bit, record, namespace, hash, owner === 0 ? this.#adopt(namespace, hash) : owner);
           if (bit !== 0) this.#parts.awaiting.listed(namespace, hash);
           return;
         }
-        this.#tenants.removed(bit, namespace, hash, owner);
+        this.#tenants.removed(bit, record);
         if (bit !== 0) return;
         prefetched.removed(namespace, hash);
         for (const writeDown of writeDowns) writeDown.gone(namespace, hash);
@@ -368,7 +368,7 @@ export class Store {
     return tiers.map((tier, bit) => ({
       touch: (namespace: Namespace, hashes: readonly HashKey[]): void => {
         tier.touch(namespace, hashes);
-        this.#tenants.touch(bit, namespace, hashes, (hash) => this.#residency.tenant(namespace, hash));
+        this.#tenants.touch(bit, namespace, hashes);
       },
     }));
   }

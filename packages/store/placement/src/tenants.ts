@@ -8,9 +8,9 @@
  * same turn.
  */
 import { KvError } from '@kvtier/errors';
-import { createPolicy, type EvictionPolicy } from '@kvtier/eviction';
 import type { HashKey, Namespace } from '@kvtier/identity';
-import { roomAsks, victimPassingOver } from '@kvtier/tiers';
+import { roomAsks } from '@kvtier/tiers';
+import { Account, TierRows } from './account.ts';
 import type { Counters } from './counters.ts';
 import { maxTenants } from './residency.ts';
 
@@ -22,80 +22,13 @@ export type Quota = Readonly<Record<string, number | undefined>>;
 /** By tenant; "*" stands for every tenant that is not named. */
 export type Quotas = Readonly<Record<string, Quota>>;
 
-interface Entry {
-  readonly namespace: Namespace;
-  readonly hash: HashKey;
-  readonly bytes: number;
-}
-
-/** One tenant in one tier. */
-class Account {
-  readonly bit: number;
-  readonly limitBytes: number;
-  /** Held. */
-  bytes = 0;
-  reservedBytes = 0;
-  #policy: EvictionPolicy = createPolicy('lru');
-  readonly #entries: (Entry | undefined)[] = [];
-  readonly #free: number[] = [];
-  readonly #byName = new Map<string, number>();
-
-  constructor(bit: number, limitBytes: number) {
-    this.bit = bit;
-    this.limitBytes = limitBytes;
-  }
-
-  add(entry: Entry, parent: HashKey | null): void {
-    const { namespace, hash, bytes } = entry;
-    if (this.#byName.has(namespace.key + hash)) return;
-    const index = this.#free.pop() ?? this.#entries.length;
-    this.#entries[index] = entry;
-    this.#byName.set(namespace.key + hash, index);
-    this.#policy.insert(index, 0, { parent: parent === null ? undefined : this.#byName.get(namespace.key + parent) });
-    this.bytes += bytes;
-  }
-
-  remove(namespace: Namespace, hash: HashKey): void {
-    const index = this.#byName.get(namespace.key + hash);
-    if (index === undefined) return;
-    this.#byName.delete(namespace.key + hash);
-    this.bytes -= this.#entries[index]!.bytes;
-    this.#entries[index] = undefined;
-    this.#policy.remove(index);
-    this.#free.push(index);
-  }
-
-  has(namespace: Namespace, hash: HashKey): boolean {
-    return this.#byName.has(namespace.key + hash);
-  }
-
-  touch(namespace: Namespace, hash: HashKey): void {
-    const index = this.#byName.get(namespace.key + hash);
-    if (index !== undefined) this.#policy.touch(index, 0);
-  }
-
-  /** What is pinned for long is passed over once, not with each reservation. */
-  coldest(mayGo: (entry: Entry) => boolean): Entry | undefined {
-    const index = victimPassingOver(this.#policy, { mayGo: (candidate) => mayGo(this.#entries[candidate]!) });
-    return index === undefined ? undefined : this.#entries[index];
-  }
-
-  /** As a whole: a tenant may have millions of blocks in a disk, which goes in one turn. */
-  clear(): void {
-    if (this.#byName.size === 0) return;
-    this.#byName.clear();
-    this.#entries.length = 0;
-    this.#free.length = 0;
-    this.#policy = createPolicy('lru');
-    this.bytes = 0;
-  }
-}
-
 export interface TenantsOptions {
   readonly quotas: Quotas;
   /** By bit. */
   readonly tierNames: readonly string[];
   readonly counters: Counters;
+  /** The number of a block's record in the index, the same for as long as a tier holds it; -1: none does. */
+  readonly recordOf: (namespace: Namespace, hash: HashKey) => number;
   /** Of a block in the arena. */
   readonly parentOf: (namespace: Namespace, hash: HashKey) => HashKey | null;
   /** In the arena: elsewhere nothing is pinned. */
@@ -110,6 +43,8 @@ export class Tenants {
   readonly #ids = new Map<string, number>();
   /** By tenant id, then tier bit. Id 0: everybody without a quota. */
   readonly #accounts: (Account | undefined)[][] = [[]];
+  /** By bit. */
+  readonly #tiers: readonly TierRows[];
   /** Payload bytes of a block, by namespace. */
   readonly #sizes = new Map<string, number>();
   /** Whose block is being published. */
@@ -122,6 +57,7 @@ export class Tenants {
 
   constructor(options: TenantsOptions) {
     this.#options = options;
+    this.#tiers = options.tierNames.map(() => new TierRows());
   }
 
   /** A session of this tenant begins. Returns the tenant's number. KvError BUSY when there are too many tenants. */
@@ -131,16 +67,15 @@ export class Tenants {
     if (quota === undefined) return 0;
     let id = this.#ids.get(name);
     if (id === undefined) {
-      id = this.#accounts.length;
-      if (id === maxTenants) {
+      const tenant = this.#accounts.length;
+      if (tenant === maxTenants) {
         throw new KvError('BUSY', `attach: ${maxTenants - 1} tenants have been here; start the cache node again`);
       }
+      id = tenant;
       this.#ids.set(name, id);
-      this.#accounts.push(
-        this.#options.tierNames.map((tier, bit) =>
-          quota[tier] === undefined ? undefined : new Account(bit, quota[tier]),
-        ),
-      );
+      const accountOf = (tier: string, bit: number): Account | undefined =>
+        quota[tier] === undefined ? undefined : new Account(tenant, bit, quota[tier], this.#tiers[bit]!);
+      this.#accounts.push(this.#options.tierNames.map(accountOf));
     }
     this.#remember(namespace, payloadBytes);
     return id;
@@ -167,7 +102,8 @@ export class Tenants {
 
   /** Nobody pins this block of the arena any more. */
   unpinned(namespace: Namespace, hash: HashKey): void {
-    this.#isHelped ||= this.#asking?.has(namespace, hash) ?? false;
+    if (this.#asking === undefined || this.#isHelped) return;
+    this.#isHelped = this.#asking.has(this.#options.recordOf(namespace, hash));
   }
 
   /** What was reserved is there now, or will not come. */
@@ -191,32 +127,36 @@ export class Tenants {
     return this.#publishing;
   }
 
-  /** `owner`: the tenant that the index names. */
-  stored(bit: number, namespace: Namespace, hash: HashKey, owner: number): void {
+  /** `record`: the block's, in the index; `owner`: the tenant that is named there. */
+  stored(bit: number, record: number, namespace: Namespace, hash: HashKey, owner: number): void {
     const account = this.#accounts[owner]![bit];
     const bytes = this.#sizes.get(namespace.key);
     if (account === undefined || bytes === undefined) return;
+    const { recordOf, parentOf } = this.#options;
     this.#remember(namespace, bytes);
-    account.add({ namespace, hash, bytes }, this.#options.parentOf(namespace, hash));
+    const parent = parentOf(namespace, hash);
+    account.add(record, namespace, hash, bytes, parent === null ? -1 : recordOf(namespace, parent));
     if (account.bytes <= account.limitBytes) return;
     // Not within this call: all followers of the tier are to hear that it holds the block before they hear that it does not.
     if (this.#over.size === 0) queueMicrotask(() => this.#trim());
     this.#over.add(account);
   }
 
-  removed(bit: number, namespace: Namespace, hash: HashKey, owner: number): void {
-    this.#accounts[owner]?.[bit]?.remove(namespace, hash);
+  /** The record is still that of the block. */
+  removed(bit: number, record: number): void {
+    this.#accounts[this.#tiers[bit]!.ownerOf(record)]![bit]?.remove(record);
   }
 
+  /** As a whole: tenants may have millions of blocks in a disk, which goes in one turn. */
   cleared(bit: number): void {
-    for (const accounts of this.#accounts) accounts[bit]?.clear();
+    this.#tiers[bit]!.rows.clear();
+    for (const accounts of this.#accounts) if (accounts[bit] !== undefined) accounts[bit].bytes = 0;
   }
 
-  touch(bit: number, namespace: Namespace, hashes: readonly HashKey[], owner: (hash: HashKey) => number): void {
-    if (this.#accounts.length === 1) return;
-    for (let at = hashes.length - 1; at >= 0; at--) {
-      this.#accounts[owner(hashes[at]!)]![bit]?.touch(namespace, hashes[at]!);
-    }
+  touch(bit: number, namespace: Namespace, hashes: readonly HashKey[]): void {
+    const tier = this.#tiers[bit]!;
+    if (tier.rows.count === 0) return;
+    for (let at = hashes.length - 1; at >= 0; at--) tier.touch(this.#options.recordOf(namespace, hashes[at]!));
   }
 
   /** What came unasked and is too much goes. */
@@ -240,11 +180,14 @@ export class Tenants {
   #evictColdest(account: Account): boolean {
     const { counters, isPinned, evict, tierNames } = this.#options;
     const { bit } = account;
-    const victim = account.coldest(({ namespace, hash }) => bit !== 0 || !isPinned(namespace, hash));
+    const { rows } = this.#tiers[bit]!;
+    const victim = account.coldest((record) => bit !== 0 || !isPinned(rows.namespaceOf(record), rows.hashOf(record)));
     if (victim === undefined) return false;
+    const hash = rows.hashOf(victim);
     counters.add(`quota.evicted.${tierNames[bit]}`);
-    evict(bit, victim.namespace, victim.hash);
-    account.remove(victim.namespace, victim.hash); // unlisted, if the tier has not said so already
+    evict(bit, rows.namespaceOf(victim), hash);
+    // Unlisted, if the tier has not said so already.
+    if (account.has(victim) && rows.hashOf(victim) === hash) account.remove(victim);
     return true;
   }
 

@@ -326,8 +326,10 @@ it('what waits to be written when a circuit opens is written after it, though no
 describe('prefetch', () => {
   it('is bounded by what nobody has used yet, and its blocks count as used by the load that takes them', async () => {
     const bench = new Bench(20, { maxPrefetchedBytes: 3 });
-    bench.disk.put(n, chain('x', 6));
     const engine = bench.engine();
+    engine.put(chain('old', 20)); // the arena is full
+    bench.disk.put(n, chain('x', 6));
+    await bench.answerAll('write', 'stored');
     engine.holdings.prefetch(1n, chain('x', 6));
     await bench.answerAll('read', 'ready');
     const { counters } = bench.store;
@@ -343,6 +345,37 @@ describe('prefetch', () => {
     await bench.answerAll('read', 'ready');
     expect(bench.arena.lookup(n, chain('x', 6))).toBe(6);
     expect(counters.get('prefetch.blocks.already')).toBe(3);
+  });
+
+  it('never ends for good where the arena has room: what was brought first takes from nobody, and counts no more', async () => {
+    const bench = new Bench(8, { maxPrefetchedBytes: 2 });
+    const engine = bench.engine();
+    const { counters } = bench.store;
+    for (let request = 0; request < 4; request++) {
+      const hashes = chain(`r${request}.`, 2);
+      bench.disk.put(n, hashes);
+      expect(engine.holdings.prefetch(BigInt(request), hashes)).toEqual({ accepted: true, reason: '' });
+      await bench.answerAll('read', 'ready'); // and nobody loads it
+      expect(bench.arena.lookup(n, hashes)).toBe(2);
+      expect(bench.store.stats().counters['prefetch.unused_bytes']).toBe(2);
+    }
+    bench.disk.put(n, chain('x', 2));
+    expect(engine.holdings.prefetch(4n, chain('x', 2))).toEqual({ accepted: false, reason: 'budget' }); // it is full now
+    expect(counters.get('prefetch.blocks.forgotten')).toBe(6);
+    for (const request of [0, 3]) engine.load(chain(`r${request}.`, 2));
+    await settled();
+    expect([counters.get('prefetch.blocks.used'), counters.get('prefetch.blocks.wasted')]).toEqual([2, 0]);
+    expect(engine.holdings.prefetch(4n, chain('x', 2)).accepted).toBe(true);
+    bench.store.checkIntegrity();
+  });
+
+  it('one whose tenant has a quota of the arena counts all that it brought, as its room is its own', async () => {
+    const bench = new Bench(8, { maxPrefetchedBytes: 2 }, { quotas: { t: { arena: 6 } } });
+    const engine = bench.engine('n', { tenant: 't' });
+    bench.disk.put(n, chain('x', 4));
+    engine.holdings.prefetch(1n, chain('x', 2));
+    await bench.answerAll('read', 'ready');
+    expect(engine.holdings.prefetch(2n, chain('x', 4))).toEqual({ accepted: false, reason: 'budget' });
   });
 
   it('shares its read with a load that comes later, takes no pinned block, and ends when it is cancelled', async () => {

@@ -103,6 +103,10 @@ export class ModelArena implements ArenaTop {
     return slot;
   }
 
+  hasFreeSlot(_payloadBytes: number): boolean {
+    return this.#free.length > 0;
+  }
+
   whenFull(makeRoom: () => boolean): void {
     this.#makeRoom = makeRoom;
   }

@@ -14,7 +14,6 @@ import { invariant } from '@kvtier/errors';
 import type { PolicyName } from '@kvtier/eviction';
 import { encodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
 import { Followers, pagesOfMap } from '../kit/followers.ts';
-import { roomAsks } from '../kit/passing-over.ts';
 import type {
   Following,
   ReadStatus,
@@ -31,6 +30,7 @@ import { type Ranked, SizeClass, type SizeClassOptions } from './size-class.ts';
 import { SizeClasses } from './size-classes.ts';
 import { SlotAllocator } from './slot-allocator.ts';
 import { copyIn, copyOut } from './slot-copies.ts';
+import { Victims } from './victims.ts';
 
 interface Entry extends ArenaBlock, Ranked {
   readonly namespace: Namespace;
@@ -74,9 +74,7 @@ export class ArenaTier implements Tier {
   readonly #held = new HeldSlots();
   /** Allocated and not yet published. */
   readonly #unpublished = new Set<number>();
-  #makeRoom: () => boolean = () => false;
-  /** Sizes of which, since it was last asked for room, a slot was freed or a block came to be idle. */
-  readonly #loosened = new Set<number>();
+  readonly #victims: Victims<Entry>;
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
 
   constructor(options: ArenaTierOptions) {
@@ -86,6 +84,12 @@ export class ArenaTier implements Tier {
     this.#onEvict = options.onEvict ?? (() => {});
     this.#detail = options.detail ?? (() => ({}));
     this.#allocator = new SlotAllocator(options.arenaBytes, options.chunkBytes);
+    this.#victims = new Victims({
+      allocator: this.#allocator,
+      classes: this.#classes,
+      entryAt: (slot) => this.#bySlot.get(slot)!,
+      evict: (entry) => this.#evict(entry),
+    });
   }
 
   /** The largest payload that an empty arena could hold. */
@@ -99,8 +103,7 @@ export class ArenaTier implements Tier {
    */
   allocate(_namespace: Namespace, payloadBytes: number): number | undefined {
     const slotBytes = slotBytesFor(payloadBytes);
-    const slot =
-      this.#allocator.allocate(slotBytes) ?? this.#allocateByEviction(slotBytes) ?? this.#allocateByAsking(slotBytes);
+    const slot = this.#allocator.allocate(slotBytes) ?? this.#victims.makeWay(slotBytes);
     if (slot === undefined) this.#counts.refused++;
     else this.#unpublished.add(slot);
     return slot;
@@ -114,9 +117,14 @@ export class ArenaTier implements Tier {
     return this.allocate(namespace, (this.#allocator.sizeFor(bytes) ?? bytes) - headerBytes);
   }
 
+  /** See `ArenaTop.hasFreeSlot` of packages/store/placement. */
+  hasFreeSlot(payloadBytes: number): boolean {
+    return this.#allocator.hasFree(slotBytesFor(payloadBytes));
+  }
+
   /** See `ArenaTop.whenFull` of packages/store/placement. */
   whenFull(makeRoom: () => boolean): void {
-    this.#makeRoom = makeRoom;
+    this.#victims.whenFull(makeRoom);
   }
 
   /** Bytes of an allocated slot, published or not: what a reader may write there. */
@@ -132,6 +140,7 @@ export class ArenaTier implements Tier {
 
   hold(slot: number): void {
     this.#held.hold(slot);
+    if (this.#bySlot.has(slot)) this.#allocator.setIdle(slot, false);
   }
 
   release(slot: number): void {
@@ -166,6 +175,7 @@ export class ArenaTier implements Tier {
     const entry: Entry = { ...about, index, pins, usedUs, placedAtBytes: 0, toldAtBytes: 0 };
     sizeClass.add(entry);
     this.#bySlot.set(slot, entry);
+    this.#allocator.setIdle(slot, this.#isIdle(entry));
     let blocks = this.#index.get(namespace.key);
     if (blocks === undefined) {
       blocks = new Map();
@@ -197,7 +207,7 @@ export class ArenaTier implements Tier {
   pin(namespace: Namespace, hash: HashKey): void {
     const entry = this.#find(namespace, hash);
     invariant(entry !== undefined, 'arena: pin of a block that is not listed');
-    entry.pins.count++;
+    if (entry.pins.count++ === 0) this.#allocator.setIdle(entry.slot, false);
   }
 
   unpin(namespace: Namespace, hash: HashKey): void {
@@ -212,7 +222,7 @@ export class ArenaTier implements Tier {
     this.#leaving.delete(namespace.key + hash);
     for (const { slot, slotBytes } of leaving) {
       this.#freeSlot(slot);
-      this.#loosened.add(slotBytes);
+      this.#victims.letGo(slotBytes);
     }
   }
 
@@ -312,6 +322,10 @@ export class ArenaTier implements Tier {
         invariant(entry.slotBytes === slotBytes, 'arena: an entry is in a wrong class');
         invariant(this.#find(entry.namespace, entry.hash) === entry, 'arena: index and entries disagree');
         invariant(this.#bySlot.get(entry.slot) === entry, 'arena: slots and entries disagree');
+        invariant(
+          this.#allocator.isIdle(entry.slot) === this.#isIdle(entry),
+          'arena: its slot does not know of its use',
+        );
       }
     }
     invariant(listed === this.#bySlot.size, 'arena: a slot has no entry');
@@ -323,6 +337,7 @@ export class ArenaTier implements Tier {
       ...this.#held.waiting,
     ]) {
       bytes += this.#allocator.slotBytesOf(slot);
+      invariant(this.#bySlot.has(slot) || !this.#allocator.isIdle(slot), 'arena: a slot without a block is idle');
     }
     invariant(bytes === this.#allocator.allocatedBytes, 'arena: a slot is allocated and nobody has it');
   }
@@ -355,120 +370,15 @@ export class ArenaTier implements Tier {
   /** Somebody uses the block no more; others may. */
   #unused(entry: Entry | undefined): void {
     if (entry === undefined || !this.#isIdle(entry)) return;
+    this.#allocator.setIdle(entry.slot, true);
     this.#classes.get(entry.slotBytes)!.idle(entry);
     this.#classes.loosened(entry.slotBytes);
-    this.#loosened.add(entry.slotBytes);
+    this.#victims.letGo(entry.slotBytes);
   }
 
   /** Nobody uses the block: its slot can be given away. */
   #isIdle(entry: Entry): boolean {
     return entry.pins.count === 0 && !this.#held.has(entry.slot);
-  }
-
-  /**
-   * Take the place of the coldest block: of the same size while that size holds its share of the arena, else of the slab of
-   * another size that was used longest ago. A size that holds less than an even share takes from those that hold more; one
-   * that has nothing takes from anybody, and whatever a size holds, it takes from those that are unused.
-   */
-  #allocateByEviction(slotBytes: number): number | undefined {
-    const own = this.#coldest(slotBytes);
-    const unused = own === undefined ? undefined : this.#allocateFromUnused(slotBytes);
-    if (unused !== undefined) return unused;
-    const ownBytes = this.#allocator.slabBytesOf(slotBytes);
-    const share = this.#allocator.capacityBytes / (this.#allocator.sizeCount + (ownBytes > 0 ? 0 : 1));
-    const isBelowShare = ownBytes + this.#allocator.chunkBytes <= share;
-    if (own !== undefined && !isBelowShare) {
-      this.#evict(own);
-      return this.#allocator.allocate(slotBytes);
-    }
-    const others = [...this.#classes.sizes()]
-      .filter((size) => size !== slotBytes && this.#allocator.slabBytesOf(size) > 0)
-      .map((size) => ({ size, coldest: this.#coldest(size), isAbove: this.#allocator.slabBytesOf(size) > share }))
-      .filter(({ coldest }) => coldest !== undefined)
-      .sort((a, b) => a.coldest!.usedUs - b.coldest!.usedUs);
-    for (const { size, coldest, isAbove } of others) {
-      // Growth at another's cost only where that evens things out, and what goes was used before what one has oneself.
-      if (own !== undefined && !(isAbove && coldest!.usedUs < own.usedUs)) continue;
-      const slot = this.#takeSlabs(slotBytes, size);
-      if (slot !== undefined) return slot;
-    }
-    if (own !== undefined) {
-      this.#evict(own);
-      return this.#allocator.allocate(slotBytes);
-    }
-    // A slot longer than the slabs of one size: neighbours of several sizes have to go.
-    return this.#takeRun(slotBytes);
-  }
-
-  /** In the place of a size that would keep its slabs for ever where all others are at their shares. */
-  #allocateFromUnused(slotBytes: number): number | undefined {
-    const { capacityBytes } = this.#allocator;
-    for (const size of this.#classes.unused(capacityBytes, (each) => this.#allocator.slabBytesOf(each) > 0)) {
-      const slot = size === slotBytes ? undefined : this.#takeSlabs(slotBytes, size);
-      if (slot !== undefined) return slot;
-    }
-    return undefined;
-  }
-
-  /** To look for a victim takes long where nothing may go: again only if others have let go of something that helps. */
-  #allocateByAsking(slotBytes: number): number | undefined {
-    this.#loosened.clear();
-    for (let asked = 0; asked < roomAsks && this.#makeRoom(); asked++) {
-      let slot = this.#allocator.allocate(slotBytes); // a removed block's last unpin frees its slot at once
-      if (slot === undefined && this.#loosened.delete(slotBytes)) slot = this.#allocateByEviction(slotBytes);
-      if (slot !== undefined) return slot;
-    }
-    return this.#loosened.size > 0 ? this.#allocateByEviction(slotBytes) : undefined; // slabs of other sizes, perhaps
-  }
-
-  #coldest(slotBytes: number): Entry | undefined {
-    return this.#classes.get(slotBytes)?.coldest();
-  }
-
-  /** Empty slabs of `other`, coldest first, until a slot of `slotBytes` fits. */
-  #takeSlabs(slotBytes: number, other: number): number | undefined {
-    if (slotBytes > this.#allocator.chunkBytes && this.#allocator.slabSpanOf(other) < slotBytes) return undefined;
-    for (;;) {
-      const slab = this.#coldestFreeableSlab(other);
-      if (slab === undefined) {
-        this.#classes.stuck(other);
-        return undefined;
-      }
-      for (const entry of slab) this.#evict(entry);
-      const slot = this.#allocator.allocate(slotBytes);
-      if (slot !== undefined) return slot;
-    }
-  }
-
-  /** Empty the run of slabs, of whatever sizes, that costs the fewest bytes and has nothing in use. */
-  #takeRun(slotBytes: number): number | undefined {
-    const run = this.#allocator.cheapestRun(slotBytes, (slot) => {
-      const entry = this.#bySlot.get(slot);
-      return entry !== undefined && this.#isIdle(entry);
-    });
-    if (run === undefined) return undefined;
-    for (const slot of run) this.#evict(this.#bySlot.get(slot)!);
-    return this.#allocator.allocate(slotBytes);
-  }
-
-  /** All blocks of the slab that holds the coldest block of this size, if none of them is in use. */
-  #coldestFreeableSlab(slotBytes: number): Entry[] | undefined {
-    const verdicts = new Map<number, boolean>();
-    const isFreeable = (slot: number): boolean => {
-      const slab = this.#allocator.slabOf(slot);
-      let verdict = verdicts.get(slab);
-      if (verdict === undefined) {
-        verdict = this.#allocator.neighbours(slot).every((each) => {
-          const entry = this.#bySlot.get(each);
-          return entry !== undefined && this.#isIdle(entry);
-        });
-        verdicts.set(slab, verdict);
-      }
-      return verdict;
-    };
-    const coldest = this.#classes.get(slotBytes)!.coldestOf(({ slot }) => isFreeable(slot));
-    if (coldest === undefined) return undefined;
-    return this.#allocator.neighbours(coldest.slot).map((slot) => this.#bySlot.get(slot)!);
   }
 
   #evict(entry: Entry): void {

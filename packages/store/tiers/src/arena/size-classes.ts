@@ -19,7 +19,7 @@ export class SizeClasses<E extends Ranked> {
   readonly #rows = new Map<number, Row<E>>();
   #latest: Row<E> | undefined;
   #publishedBytes = 0;
-  /** Sizes of which no slab could be emptied, until something of theirs is let go of. */
+  /** Sizes of which no slab could be emptied as its blocks go after their children elsewhere, until something of theirs is let go of. */
   readonly #stuck = new Set<number>();
 
   constructor(make: (slotBytes: number) => SizeClass<E>) {
@@ -63,9 +63,14 @@ export class SizeClasses<E extends Ranked> {
     return row.sizeClass;
   }
 
-  /** None of its slabs can be emptied now. */
+  /** None of its slabs can be emptied now, though in some nothing is in use. */
   stuck(slotBytes: number): void {
     this.#stuck.add(slotBytes);
+  }
+
+  /** A slab of it may be looked for. */
+  mayYield(slotBytes: number): boolean {
+    return !this.#stuck.has(slotBytes);
   }
 
   /** A slot of it was freed, or one of its blocks is not in use any more. */
@@ -78,7 +83,7 @@ export class SizeClasses<E extends Ranked> {
     for (const [slotBytes, { usedAtBytes }] of this.#rows) {
       if (this.#publishedBytes - usedAtBytes < capacityBytes) return;
       if (!hasSlab(slotBytes)) this.#rows.delete(slotBytes);
-      else if (!this.#stuck.has(slotBytes)) yield slotBytes;
+      else if (this.mayYield(slotBytes)) yield slotBytes;
     }
   }
 }

@@ -19,7 +19,9 @@ describe('SlotAllocator', () => {
         const live = new Map<number, number>();
         for (const { kind, which } of operations) {
           if (kind === 'allocate') {
+            const isFree = allocator.hasFree(sizes[which]!);
             const slot = allocator.allocate(sizes[which]!);
+            expect(slot !== undefined).toBe(isFree);
             if (slot === undefined) continue;
             expect(slot % page).toBe(0);
             expect(slot).toBeGreaterThanOrEqual(SlotAllocator.firstOffset);
@@ -45,6 +47,55 @@ describe('SlotAllocator', () => {
       }),
       { numRuns: 60 },
     );
+  });
+
+  it('knows which slabs can be emptied, whatever is used and idle by turns', () => {
+    const sizes = [3, 17, 64].map((pages) => pages * page);
+    const operation = fc.record({
+      kind: fc.constantFrom('allocate', 'allocate', 'free', 'idle', 'idle', 'use'),
+      which: fc.nat(1000),
+    });
+    fc.assert(
+      fc.property(fc.array(operation, { maxLength: 200 }), (operations) => {
+        const allocator = new SlotAllocator(1 << 20, 64 << 10);
+        /** Whether it is idle. */
+        const live = new Map<number, boolean>();
+        for (const { kind, which } of operations) {
+          const slot =
+            kind === 'allocate' ? allocator.allocate(sizes[which % 3]!) : [...live.keys()][which % live.size];
+          if (slot === undefined) continue;
+          if (kind === 'allocate') live.set(slot, false);
+          else if (kind === 'free') {
+            allocator.free(slot);
+            live.delete(slot);
+          } else {
+            allocator.setIdle(slot, kind === 'idle');
+            live.set(slot, kind === 'idle');
+          }
+          allocator.checkIntegrity();
+          const isSlabIdle = (each: number): boolean => allocator.neighbours(each).every((other) => live.get(other)!);
+          for (const [each, isIdle] of live) {
+            expect([allocator.isIdle(each), allocator.isSlabIdle(each)]).toEqual([isIdle, isSlabIdle(each)]);
+          }
+          for (const size of sizes) {
+            const ofSize = [...live.keys()].filter((each) => allocator.slotBytesOf(each) === size);
+            expect(allocator.hasIdleSlab(size)).toBe(ofSize.some(isSlabIdle));
+          }
+        }
+      }),
+      { numRuns: 60 },
+    );
+  });
+
+  it('takes the run that costs least, and none in which something is in use', () => {
+    const allocator = new SlotAllocator((256 << 10) + page, 64 << 10);
+    const slots = Array.from({ length: 16 }, () => allocator.allocate(4 * page)!); // four of each slab
+    for (const slot of slots) if (slot !== slots[0]) allocator.setIdle(slot, true);
+    for (const slot of slots.slice(9, 12)) allocator.free(slot);
+    expect(allocator.cheapestRun(128 << 10)).toEqual(slots.slice(4, 9));
+    allocator.setIdle(slots[8]!, false);
+    expect(allocator.cheapestRun(128 << 10)).toBeUndefined();
+    expect(allocator.cheapestRun(64 << 10)).toEqual(slots.slice(4, 8));
   });
 
   it('one size fills the arena but for the waste of a slab', () => {

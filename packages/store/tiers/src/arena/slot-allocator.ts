@@ -8,28 +8,18 @@
  *             └ slab: slots of size A ───┘ └ slab: B ┘     a slab is a run of whole chunks, cut into slots of one size
  *
  * Invariant: allocated slots are disjoint, 4096-aligned, inside the arena, and each belongs to exactly one slab. A slab
- * without allocated slots may be given up for another size at any time.
+ * without allocated slots may be given up for another size at any time. An allocated slot is in use until its owner says
+ * that it is idle: so it is known, and looked for nowhere, which slabs can be emptied.
  */
 import { invariant } from '@kvtier/errors';
 import { slotAlignment } from '@kvtier/identity';
+import { Slab } from './slab.ts';
 
 /** A slab is made longer until it wastes at most this share of its bytes. */
 const maxWaste = 1 / 8;
 const longestSlabChunks = 64;
 /** A slot on loan is at most so many times as long as what lies in it: encoded blocks are not much smaller than decoded ones. */
 const mostSpare = 4;
-
-interface Slab {
-  readonly firstChunk: number;
-  readonly chunkCount: number;
-  readonly slotBytes: number;
-  readonly slotCount: number;
-  /** Indexes of free slots, a stack of `freeCount`. */
-  readonly freeSlots: Int32Array;
-  freeCount: number;
-  /** 1 where the slot is allocated. */
-  readonly allocated: Uint8Array;
-}
 
 export class SlotAllocator {
   /** The first page of an arena is its own header. */
@@ -40,6 +30,8 @@ export class SlotAllocator {
   readonly #open = new Map<number, Set<Slab>>();
   /** Of sizes that have slabs. */
   readonly #slabBytes = new Map<number, number>();
+  /** How many slabs of a slot size have something in them that can go, all of it. */
+  readonly #idleSlabs = new Map<number, number>();
   #allocatedBytes = 0;
 
   /** `chunkBytes` defaults to about 1/64 of the arena, a power of two between 256 KiB and 64 MiB. */
@@ -85,22 +77,40 @@ export class SlotAllocator {
     return slabChunks(slotBytes, this.chunkBytes) * this.chunkBytes;
   }
 
-  /** The number of the slab that a slot lies in. */
-  slabOf(slot: number): number {
-    return this.#locate(slot).slab.firstChunk;
+  /** An allocated slot is in use, or not. */
+  setIdle(slot: number, isIdle: boolean): void {
+    const { slab, index } = this.#locate(slot);
+    const was = slab.isIdle;
+    slab.setIdle(index, isIdle);
+    this.#countIdle(slab, was);
+  }
+
+  isIdle(slot: number): boolean {
+    const { slab, index } = this.#locate(slot);
+    return slab.isIdleAt(index);
+  }
+
+  /** Nothing in the slab that this slot lies in is in use. */
+  isSlabIdle(slot: number): boolean {
+    return this.#locate(slot).slab.isIdle;
+  }
+
+  /** Some slab of a slot size has something in it, and nothing in use. */
+  hasIdleSlab(slotBytes: number): boolean {
+    return this.#idleSlabs.has(slotBytes);
   }
 
   /**
    * The allocated slots of a run of slabs that, emptied, has room for a slot of `slotBytes`; the run with the fewest allocated
-   * bytes of which `mayGo` says yes to every slot. Rare: it looks at every chunk.
+   * bytes in which nothing is in use. Rare: it looks at every chunk.
    */
-  cheapestRun(slotBytes: number, mayGo: (slot: number) => boolean): number[] | undefined {
+  cheapestRun(slotBytes: number): number[] | undefined {
     const least = Math.ceil(slotBytes / this.chunkBytes);
     const costs = new Map<Slab, number>();
     for (const slab of this.#chunks) {
-      if (slab === undefined || costs.has(slab)) continue;
-      const isFree = this.#slotsOf(slab).every(mayGo);
-      costs.set(slab, isFree ? (slab.slotCount - slab.freeCount) * slab.slotBytes : Number.POSITIVE_INFINITY);
+      if (slab === undefined) continue;
+      const bytes = (slab.slotCount - slab.freeCount) * slab.slotBytes;
+      costs.set(slab, slab.isIdle || slab.isEmpty ? bytes : Number.POSITIVE_INFINITY);
     }
     let best: Set<Slab> | undefined;
     let bestCost = Number.POSITIVE_INFINITY;
@@ -118,6 +128,13 @@ export class SlotAllocator {
     return Math.min(this.#chunks.length, longestSlabChunks) * this.chunkBytes;
   }
 
+  /** `allocate` would find a slot. */
+  hasFree(slotBytes: number): boolean {
+    if ((this.#open.get(slotBytes)?.size ?? 0) > 0) return true;
+    const mayBe = (slab: Slab | undefined): boolean => slab === undefined || slab.isEmpty;
+    return this.#findRun(Math.ceil(slotBytes / this.chunkBytes), mayBe) !== undefined;
+  }
+
   /** A free slot of `slotBytes` (a multiple of 4096), or undefined when there is none. */
   allocate(slotBytes: number): number | undefined {
     invariant(
@@ -127,8 +144,9 @@ export class SlotAllocator {
     let slab = this.#open.get(slotBytes)?.values().next().value;
     slab ??= this.#newSlab(slotBytes);
     if (slab === undefined) return undefined;
-    const index = slab.freeSlots[--slab.freeCount]!;
-    slab.allocated[index] = 1;
+    const was = slab.isIdle;
+    const index = slab.take();
+    this.#countIdle(slab, was);
     if (slab.freeCount === 0) this.#open.get(slotBytes)!.delete(slab);
     this.#allocatedBytes += slotBytes;
     return this.#offsetOf(slab) + index * slotBytes;
@@ -136,8 +154,9 @@ export class SlotAllocator {
 
   free(slot: number): void {
     const { slab, index } = this.#locate(slot);
-    slab.allocated[index] = 0;
-    slab.freeSlots[slab.freeCount++] = index;
+    const was = slab.isIdle;
+    slab.free(index);
+    this.#countIdle(slab, was);
     this.#openSlabs(slab.slotBytes).add(slab);
     this.#allocatedBytes -= slab.slotBytes;
   }
@@ -152,32 +171,38 @@ export class SlotAllocator {
   }
 
   #slotsOf(slab: Slab): number[] {
-    const slots: number[] = [];
-    for (let index = 0; index < slab.slotCount; index++) {
-      if (slab.allocated[index] === 1) slots.push(this.#offsetOf(slab) + index * slab.slotBytes);
-    }
-    return slots;
+    const offset = this.#offsetOf(slab);
+    return slab.taken().map((index) => offset + index * slab.slotBytes);
+  }
+
+  /** After a change of the slab, which `was` idle before it. */
+  #countIdle(slab: Slab, was: boolean): void {
+    if (slab.isIdle === was) return;
+    const count = (this.#idleSlabs.get(slab.slotBytes) ?? 0) + (was ? -1 : 1);
+    if (count === 0) this.#idleSlabs.delete(slab.slotBytes);
+    else this.#idleSlabs.set(slab.slotBytes, count);
   }
 
   checkIntegrity(): void {
     let allocatedBytes = 0;
+    const idleSlabs = new Map<number, number>();
     const slabs = new Set(this.#chunks.filter((slab) => slab !== undefined));
     for (const slab of slabs) {
       for (let chunk = slab.firstChunk; chunk < slab.firstChunk + slab.chunkCount; chunk++) {
         invariant(this.#chunks[chunk] === slab, () => `slot allocator: chunk ${chunk} belongs to two slabs`);
       }
-      const used = slab.allocated.reduce((sum, bit) => sum + bit, 0);
-      invariant(used + slab.freeCount === slab.slotCount, 'slot allocator: a slab lost a slot');
-      const free = new Set(slab.freeSlots.subarray(0, slab.freeCount));
-      invariant(free.size === slab.freeCount, 'slot allocator: a slot is free twice');
-      for (const index of free) invariant(slab.allocated[index] === 0, 'slot allocator: a free slot is allocated');
+      slab.checkIntegrity();
+      if (slab.isIdle) idleSlabs.set(slab.slotBytes, (idleSlabs.get(slab.slotBytes) ?? 0) + 1);
       invariant(
         (this.#open.get(slab.slotBytes)?.has(slab) ?? false) === slab.freeCount > 0,
         'slot allocator: open slabs and free slots disagree',
       );
-      allocatedBytes += used * slab.slotBytes;
+      allocatedBytes += (slab.slotCount - slab.freeCount) * slab.slotBytes;
     }
     invariant(allocatedBytes === this.#allocatedBytes, 'slot allocator: accounting is off');
+    invariant(idleSlabs.size === this.#idleSlabs.size, 'slot allocator: sizes with idle slabs are miscounted');
+    for (const [slotBytes, count] of idleSlabs)
+      invariant(this.#idleSlabs.get(slotBytes) === count, 'slot allocator: idle slabs are miscounted');
   }
 
   #newSlab(slotBytes: number): Slab | undefined {
@@ -191,16 +216,7 @@ export class SlotAllocator {
       firstChunk = this.#findRun(least);
     }
     if (firstChunk === undefined) return undefined;
-    const slotCount = Math.floor((chunkCount * this.chunkBytes) / slotBytes);
-    const slab: Slab = {
-      firstChunk,
-      chunkCount,
-      slotBytes,
-      slotCount,
-      freeSlots: Int32Array.from({ length: slotCount }, (_, index) => slotCount - 1 - index),
-      freeCount: slotCount,
-      allocated: new Uint8Array(slotCount),
-    };
+    const slab = new Slab(firstChunk, chunkCount, this.chunkBytes, slotBytes);
     this.#chunks.fill(slab, firstChunk, firstChunk + chunkCount);
     this.#slabBytes.set(slotBytes, this.slabBytesOf(slotBytes) + chunkCount * this.chunkBytes);
     this.#openSlabs(slotBytes).add(slab);
@@ -208,10 +224,10 @@ export class SlotAllocator {
   }
 
   /** First fit; rare: once per slab. */
-  #findRun(length: number): number | undefined {
+  #findRun(length: number, isFree: (slab: Slab | undefined) => boolean = isUnused): number | undefined {
     let run = 0;
     for (let chunk = 0; chunk < this.#chunks.length; chunk++) {
-      run = this.#chunks[chunk] === undefined ? run + 1 : 0;
+      run = isFree(this.#chunks[chunk]) ? run + 1 : 0;
       if (run === length) return chunk - length + 1;
     }
     return undefined;
@@ -221,7 +237,7 @@ export class SlotAllocator {
     let found = false;
     for (const [slotBytes, slabs] of this.#open) {
       for (const slab of slabs) {
-        if (slab.freeCount < slab.slotCount) continue;
+        if (!slab.isEmpty) continue;
         slabs.delete(slab);
         this.#chunks.fill(undefined, slab.firstChunk, slab.firstChunk + slab.chunkCount);
         const left = this.slabBytesOf(slotBytes) - slab.chunkCount * this.chunkBytes;
@@ -250,13 +266,12 @@ export class SlotAllocator {
   #locate(slot: number): { slab: Slab; index: number } {
     const slab = this.#chunks[Math.floor((slot - SlotAllocator.firstOffset) / this.chunkBytes)];
     const index = slab === undefined ? -1 : (slot - this.#offsetOf(slab)) / slab.slotBytes;
-    invariant(
-      slab !== undefined && Number.isInteger(index) && slab.allocated[index] === 1,
-      () => `slot allocator: ${slot} is not an allocated slot`,
-    );
+    invariant(slab?.has(index) === true, () => `slot allocator: ${slot} is not an allocated slot`);
     return { slab, index };
   }
 }
+
+const isUnused = (slab: Slab | undefined): boolean => slab === undefined;
 
 function defaultChunkBytes(arenaBytes: number): number {
   const wanted = 2 ** Math.floor(Math.log2(Math.max(1, arenaBytes / 64)));

@@ -25,7 +25,6 @@ import type {
   TierStats,
   WriteStatus,
 } from '../kit/tier.ts';
-import type { WriteJob } from './appender.ts';
 import { DiskDevice } from './device.ts';
 import { DiskIndex } from './disk-index.ts';
 import { badMessage, foreignObject, identitiesOf, type ObjectRow, timedOut } from './disk-io.ts';
@@ -34,9 +33,8 @@ import { FolderMounts } from './folder-mounts.ts';
 import { pageBytes } from './format.ts';
 import { type DiskTierOptions, placesOf } from './options.ts';
 import type { Segment } from './segment.ts';
+import { Stripes } from './stripes.ts';
 
-/** So much of a batch goes to one device before the next one gets its turn: far above the size of one I/O. */
-const stripeBytes = 4 << 20;
 /** So many blocks of a read go to the devices at once: they work on these while the next ones are prepared. */
 const readPartBlocks = 128;
 const eio = 5;
@@ -49,6 +47,7 @@ export class DiskTier implements Tier {
   readonly #made: DiskDevice[] = [];
   readonly #index = new DiskIndex((segment, page, pages) => this.#made[segment.device]!.erase(segment, page, pages));
   #devices: readonly DiskDevice[] = [];
+  #stripes = new Stripes([]);
   /** Writes in flight by namespace and hash, with who else waits for them: one block is not written twice. */
   readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
@@ -73,11 +72,15 @@ export class DiskTier implements Tier {
       onRead: (device: DiskDevice, entry: EntryNumber, result: number) => tier.#readEnded(device, entry, result),
       onEvicted: (entry: EntryNumber) => tier.#evicted(entry),
       onOut: (device: DiskDevice, reason: string) => tier.#deviceOut(device, reason),
-      onBack: (device: DiskDevice) => options.onBackInService?.(device.dir),
+      onBack: (device: DiskDevice) => {
+        tier.#stripes.back(device);
+        options.onBackInService?.(device.dir);
+      },
     };
     const opening = places.map((place, number) => DiskDevice.open(number, place, options, owner));
     const results = await Promise.allSettled(opening);
     tier.#devices = results.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : []));
+    tier.#stripes = new Stripes(tier.#devices);
     const failure = results.find((result) => result.status === 'rejected');
     if (failure === undefined) return tier;
     await tier.close();
@@ -123,7 +126,7 @@ export class DiskTier implements Tier {
     const sizes = native.arenaObjects(this.#options.arena, slots, identitiesOf(namespace, names));
     return new Promise((resolve) => {
       const statuses: WriteStatus[] = [];
-      const stripes = new Stripes(this.#devices);
+      const stripes = this.#stripes.batch();
       let open = blocks.length;
       const end = (index: number, status: WriteStatus): void => {
         if (status === 'refused') this.#counts.refused++;
@@ -369,45 +372,5 @@ export class DiskTier implements Tier {
     const { capacityBytes } = this.#options;
     const message = 'a block is too large for the disk tier: no two segments that hold it fit; raise its bytes';
     this.#options.log.warn({ blockBytes: bytes, capacityBytes }, message);
-  }
-}
-
-/** Spreads one batch of writes over the devices: a stripe to the one with the least to do, then to the next. */
-class Stripes {
-  readonly #loads: { readonly device: DiskDevice; readonly jobs: WriteJob[]; bytes: number }[];
-  #current = -1;
-  #leftBytes = 0;
-
-  constructor(devices: readonly DiskDevice[]) {
-    this.#loads = devices.map((device) => ({ device, jobs: [], bytes: 0 }));
-  }
-
-  /** Where the next object of so many bytes goes; undefined: nowhere. */
-  jobsFor(bytes: number): WriteJob[] | undefined {
-    const takes = ({ device, bytes: waiting }: { device: DiskDevice; bytes: number }): boolean =>
-      device.accepts(bytes) && device.appender.hasRoom(waiting + bytes);
-    const current = this.#loads[this.#current];
-    if (current === undefined || this.#leftBytes <= 0 || !takes(current)) {
-      let least = Number.POSITIVE_INFINITY;
-      let choice = -1;
-      for (const [number, load] of this.#loads.entries()) {
-        if (!takes(load)) continue;
-        const pendingBytes = load.device.appender.pendingBytes + load.bytes;
-        if (pendingBytes >= least) continue;
-        least = pendingBytes;
-        choice = number;
-      }
-      if (choice === -1) return undefined;
-      this.#current = choice;
-      this.#leftBytes = stripeBytes;
-    }
-    const load = this.#loads[this.#current]!;
-    load.bytes += bytes;
-    this.#leftBytes -= bytes;
-    return load.jobs;
-  }
-
-  submit(): void {
-    for (const { device, jobs } of this.#loads) if (jobs.length > 0) device.appender.append(jobs);
   }
 }

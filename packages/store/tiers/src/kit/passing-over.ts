@@ -28,7 +28,10 @@ export interface PassingOver {
 }
 
 /** The victim of `policy`; it stays in its order. */
-export function victimPassingOver(policy: EvictionPolicy, options: PassingOver): EntryIndex | undefined {
+export function victimPassingOver(
+  policy: Pick<EvictionPolicy, 'name' | 'victim' | 'touch'>,
+  options: PassingOver,
+): EntryIndex | undefined {
   const { mayGo, mayPass = manyPassed, onPassed } = options;
   const isTouched = ordersByUse.has(policy.name);
   const most = isTouched ? Number.POSITIVE_INFINITY : Math.max(mostPassed, mayPass + 1); // touched in parts, a kept chain would lose its order
