@@ -114,6 +114,17 @@ const parts = z.strictObject({
         .min(16 << 20)
         .max(2 ** 40)
         .default(512 << 20),
+      /** Of one body. Of larger ones fewer arrive at once: all together have 256 MiB. */
+      bodyBytes: bytes
+        .min(64 << 10)
+        .max(128 << 20)
+        .default(16 << 20),
+      /** For a body above 64 KiB to get its turn, and then for the rest of it to arrive. */
+      largeBodyMs: z.number().int().min(1_000).max(600_000).default(20_000),
+    })
+    .superRefine(({ heldBytes, bodyBytes }, context) => {
+      const message = 'is less than bodyBytes, so that the largest bodies would always be refused';
+      if (heldBytes < bodyBytes) context.addIssue({ code: 'custom', path: ['heldBytes'], message });
     })
     .prefault({}),
   index: z.strictObject({ maxBytes: bytes.min(4 << 20).default(256 << 20) }).prefault({}),

@@ -90,6 +90,25 @@ describe('defaults', () => {
   });
 });
 
+describe('bodies of the coordinator', () => {
+  const of = (limits: object) => parseConfig(coordinatorSchema, { port: 0, engine: 'unix:/e', limits }, 'test').limits;
+
+  it('have bounds, which have bounds', () => {
+    expect(of({})).toMatchObject({ bodyBytes: 16_777_216, largeBodyMs: 20_000 });
+    const most = { bodyBytes: 134_217_728, largeBodyMs: 600_000 };
+    for (const limits of [{ bodyBytes: 65_536, largeBodyMs: 1_000 }, most]) expect(of(limits)).toMatchObject(limits);
+    for (const bodyBytes of [65_535, 134_217_729]) expect(() => of({ bodyBytes })).toThrow('limits.bodyBytes');
+    for (const largeBodyMs of [999, 600_001]) expect(() => of({ largeBodyMs })).toThrow('limits.largeBodyMs');
+  });
+
+  it('can be held', () => {
+    expect(of({ bodyBytes: 33_554_432, heldBytes: 33_554_432 })).toMatchObject({ heldBytes: 33_554_432 });
+    expect(() => of({ bodyBytes: 33_554_432, heldBytes: 33_554_431 })).toThrow(
+      'test: limits.heldBytes: is less than bodyBytes, so that the largest bodies would always be refused; correct it and start again',
+    );
+  });
+});
+
 describe('one line for the first problem, with its path', () => {
   it.each([
     [{ ...node, arena: { bytes: 5 } }, /^test: arena\.bytes: .*; correct it and start again$/],

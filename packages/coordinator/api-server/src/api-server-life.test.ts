@@ -73,7 +73,10 @@ describe('models, health, metrics, admin', () => {
   it('lists the one model', async () => {
     const listed = await at.client.models.list();
     expect(listed.data).toEqual([
-      { id: 'demo', object: 'model', created: expect.any(Number), owned_by: 'kvtier', max_model_len: 4_096 },
+      {
+        ...{ id: 'demo', object: 'model', created: expect.any(Number), owned_by: 'kvtier', root: 'demo' },
+        max_model_len: 4_096,
+      },
     ]);
     expect((await at.client.models.retrieve('demo')).id).toBe('demo');
   });
@@ -263,4 +266,53 @@ describe('the end', () => {
     expect((await pending).error).toMatchObject({ message: 'the API server is closing; try again' });
     await at.engine.seen[0]!.cancelled;
   });
+
+  it.each(['/v1/completions', '/nowhere'])(
+    'a %s behind an answer that runs is refused like all that fails',
+    async (path) => {
+      const calls: Parameters<typeof at.engine.script>[0][] = [];
+      at.engine.script = (call) => void calls.push(call);
+      await at.open({ limits: { closeGraceMs: 20_000 }, operations: { host: '127.0.0.1', port: 0 } });
+      const { port } = new URL(at.server.url);
+      const request = (path: string): string => {
+        const body = '{"prompt":"a"}';
+        const head = `POST ${path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nx-request-id: mine\r\n`;
+        return `${head}content-length: ${body.length}\r\n\r\n${body}`;
+      };
+      const socket = connect(Number(port), '127.0.0.1');
+      let answers = '';
+      const ended = new Promise((resolve) => socket.on('data', (bytes) => (answers += bytes)).once('end', resolve));
+      socket.write(request('/v1/completions'));
+      await vi.waitUntil(() => calls.length === 1, patience);
+      // It keeps the server open while the answers before it are looked at.
+      const last = at.client.completions.create({ model: 'demo', prompt: 'a' });
+      last.catch(() => {}); // it is cut where what is expected here fails
+      await vi.waitUntil(() => calls.length === 2, patience);
+      const closed = at.server.close();
+      socket.write(request(path));
+      const finish = say(ids(' 34'), 'length');
+      void finish(calls[0]!);
+      await ended;
+      const [, first, second] = answers.split('HTTP/1.1 ');
+      expect(first).toMatch(/^200 .*"finish_reason":"length"/s);
+      const [head, body] = second!.split('\r\n\r\n');
+      expect(head).toMatch(/^503 /);
+      expect(head!.toLowerCase().split('\r\n')).toEqual(
+        expect.arrayContaining(['connection: close', 'retry-after: 1', 'x-request-id: mine']),
+      );
+      expect(JSON.parse(body!)).toEqual({
+        error: {
+          ...{ message: 'the API server is closing; try again', type: 'server_error' },
+          ...{ param: null, code: 'engine_unavailable' },
+        },
+      });
+      const route = path === '/nowhere' ? 'unknown' : path;
+      const metrics = await (await fetch(`${at.server.operationsUrl}/metrics`)).text();
+      expect(metrics).toContain(`\nkvtier_requests_total{route="${route}",status="503"} 1\n`);
+      void finish(calls[1]!);
+      expect((await last).choices[0]!.finish_reason).toBe('length');
+      await closed;
+      expect(at.engine.seen).toHaveLength(2);
+    },
+  );
 });

@@ -23,7 +23,7 @@ import type { Engines } from './engines.ts';
 import { Expected } from './expected.ts';
 import { Generation } from './generation.ts';
 import { createHttpApp, type HttpLimits, type ServerTls } from './http-server.ts';
-import { type ApiServerLimits, defaultLimits } from './limits.ts';
+import { type ApiServerLimits, limitsOf } from './limits.ts';
 import { RequestMetrics } from './metrics.ts';
 import { Models } from './models.ts';
 import { addOperations } from './operations.ts';
@@ -130,7 +130,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const { apiKeysFile, adminKeysFile } = options;
   checkPlace(options, apiKeysFile != null);
   if (options.operations) checkPlace(options.operations, false);
-  const limits = { ...defaultLimits, ...options.limits };
+  const limits = limitsOf(options.limits);
   const { logger } = options;
   const closers: (() => void)[] = [];
   const keysOf = (key: 'apiKeysFile' | 'adminKeysFile', file: string | null | undefined): ApiKeys | undefined => {
@@ -143,7 +143,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
     return keys;
   };
   const metrics = new RequestMetrics();
-  const text = options.text ?? new TextPool({ onReread: rereadTold(metrics, logger) });
+  const text = options.text ?? new TextPool({ bodyBytes: limits.bodyBytes, onReread: rereadTold(metrics, logger) });
   const { engines, dispatch, degraded = nothing, guesses, media = [] } = options;
   const onWaiting = (count: number): void => metrics.expecting.set(count);
   const leftAtMs = (model?: string): number | undefined => models.leftAtMs(model);

@@ -31,9 +31,11 @@ interface Waiting {
   readonly begin: () => void;
 }
 
+const nothing = new ArrayBuffer(0);
+
 /** The bytes of one body, counted until they are given back. */
 export class Body {
-  readonly #bytes: ArrayBuffer;
+  #bytes: ArrayBuffer;
   readonly #onRelease: () => void;
   /** Somebody works on them. */
   #isInUse = false;
@@ -74,6 +76,7 @@ export class Body {
   #release(): void {
     if (!this.#released) this.#onRelease();
     this.#released = true;
+    this.#bytes = nothing; // its request is known for as long as its answer takes
   }
 }
 

@@ -10,6 +10,7 @@ import { HttpError } from './errors.ts';
 import type { Expected } from './expected.ts';
 import type { Model, Models } from './models.ts';
 import type { PassedOn } from './pass-on.ts';
+import { PassedBody } from './passed-body.ts';
 import type { Endpoint } from './replies.ts';
 import type { TextPool } from './text-pool.ts';
 import type { UnderstoodPrompts } from './understand.ts';
@@ -20,7 +21,9 @@ export interface BodyReaderParts {
   readonly expected: Expected;
 }
 
-export type Read = PassedOn | (UnderstoodPrompts & { readonly readFor: Model });
+/** What is passed on, and its bytes while they are wanted. */
+export type ToPass = Omit<PassedOn, 'passedOn'> & { readonly held: PassedBody };
+export type Read = ToPass | (UnderstoodPrompts & { readonly readFor: Model });
 
 export class BodyReader {
   readonly #parts: BodyReaderParts;
@@ -57,7 +60,10 @@ export class BodyReader {
     const keeps = models.isReading || expected.isSought;
     try {
       const understood = await body.use((bytes) => text.run(endpoint, texts, bytes, signal), keeps);
-      if ('passedOn' in understood) return understood;
+      if ('passedOn' in understood) {
+        const { passedOn, ...rest } = understood;
+        return { ...rest, held: new PassedBody(passedOn) };
+      }
       return { ...understood, readFor: served.find(({ name }) => name === understood.model)! };
     } catch (error) {
       const isUnknown = error instanceof HttpError && error.body.error.code === 'model_not_found';

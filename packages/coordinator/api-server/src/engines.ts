@@ -1,5 +1,5 @@
 /** What the API server asks of the workers behind it: the registry's fleet is this. */
-import type { OnEvent, Worker } from '@kvtier/registry';
+import type { OnEvent, StreamStart, Worker } from '@kvtier/registry';
 import type { Description, GenerateRequest, PinPrefixRequest } from '@kvtier/wire/grpc';
 
 /** The short questions to one of our own workers. All throw KvError. */
@@ -20,6 +20,8 @@ export interface Forwarded {
   readonly headers: Readonly<Record<string, string | string[] | undefined>>;
   /** Leaving the loop ends the request. @throws KvError DISCONNECTED, or the reason of the request's signal */
   readonly body: AsyncIterable<Buffer>;
+  /** Of a stream of events: how it begins. undefined: it is none, or none that can be read. */
+  readonly start?: StreamStart;
 }
 
 export interface Engines {

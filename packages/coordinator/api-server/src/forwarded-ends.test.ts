@@ -1,6 +1,7 @@
 /** How answers of pods end, and what is counted of them: tokens, and whether they were cut. */
 import { KvError } from '@kvtier/errors';
 import { fail, Pod, type PodRequest, event as written } from '@kvtier/registry/testing';
+import { createLogger } from '@kvtier/telemetry';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Harness } from './testing/harness.ts';
 
@@ -82,13 +83,22 @@ it('a stream that says itself that it failed is counted so, and goes on as it ca
   await counted(502);
 });
 
-it('a client that leaves is still one', async () => {
+it('a client that leaves is still one, and no trouble', async () => {
+  const logger = createLogger('forwarded-ends-test', 'silent');
+  const lines: unknown[] = [];
+  vi.spyOn(logger, 'warn').mockImplementation((...line: unknown[]) => void lines.push(['warn', ...line]));
+  vi.spyOn(logger, 'debug').mockImplementation((...line: unknown[]) => void lines.push(['debug', ...line]));
+  await at.open({ logger });
+  await at.workers({ name: 'one', kind: 'openai', address: pod.address });
+  await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, patience);
   pod.answer = ({ response }) => void response.writeHead(200, { 'content-type': 'text/event-stream' }).write(event);
   const abort = new AbortController();
   const response = await ask({ stream: true }, { signal: abort.signal });
   await response.body!.getReader().read();
   abort.abort();
   await counted(499);
+  await vi.waitFor(() => expect(lines).not.toHaveLength(0), patience);
+  expect(lines).toEqual([['debug', { request: expect.any(String) }, 'answer cut: the client ended the request']]);
 });
 
 it('an answer that our own end cuts is told so', async () => {

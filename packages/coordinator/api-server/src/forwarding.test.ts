@@ -47,6 +47,13 @@ const says =
   ({ response }: PodRequest): void =>
     void response.writeHead(status, { 'content-type': 'application/json', 'x-inner': 'y' }).end(text);
 
+const role = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n';
+const failed = 'data: {"error": {"message": "EngineCore died", "type": "InternalServerError", "code": 500}}\n\n';
+const events =
+  (...all: string[]) =>
+  ({ response }: PodRequest): void =>
+    void response.writeHead(200, { 'content-type': 'text/event-stream' }).end(`${all.join('')}data: [DONE]\n\n`);
+
 it('passes body and answer on byte by byte, with the worker’s name', async () => {
   const text = '{"as": "it  is",\n "é": 1}';
   one.answer = says(200, text);
@@ -65,6 +72,19 @@ it('passes body and answer on byte by byte, with the worker’s name', async () 
     'application/json',
   ]);
   expect(header('x-inner')).toBeNull();
+  await atRest();
+});
+
+it('a name for its request that is none of ours is nobody’s', async () => {
+  one.answer = says(200, '{}');
+  for (const [name, isGood] of [
+    ['a=b', false],
+    ['a.b', true],
+  ] as const) {
+    const response = await ask({}, { headers: { 'content-type': 'application/json', 'x-request-id': name } });
+    const told = response.headers.get('x-request-id');
+    expect([told === name, one.seen.pop()!.headers['x-request-id']]).toEqual([isGood, told]);
+  }
   await atRest();
 });
 
@@ -139,6 +159,8 @@ it.each<[string, (request: PodRequest) => void]>([
       setImmediate(() => response.socket!.destroy());
     },
   ],
+  ['fails in its first event', events(failed)],
+  ['fails behind its role', events(role, failed)],
 ])('one that %s is not the last', async (_, answer) => {
   one.answer = answer;
   two.answer = says(200, '{"ok":1}');
@@ -178,7 +200,7 @@ describe('blocks that a pod lends to one reader, as a client’s proxy names the
   it('end the request with the first pod, where they cannot be taken out of the body', async () => {
     one.answer = refuses;
     const many = Object.fromEntries(Array.from({ length: 300 }, (_, at) => [`x${at}`, 1]));
-    expect((await ask({ kv_transfer_params: lent, ...many })).status).toBe(503);
+    expect((await ask({ kv_transfer_params: lent, ...many })).status).toBe(500);
     expect([one.seen.length, two.seen.length]).toEqual([1, 0]);
     await atRest();
   });

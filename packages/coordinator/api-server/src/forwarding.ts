@@ -1,35 +1,30 @@
 /**
- * Requests to workers with OpenAI's API: the body goes on as it came, and the answer comes back as it is, piece by piece.
+ * Requests to workers with OpenAI's API: the body goes on as it came, and the answer comes back as it is (pass-back.ts).
  *
- * Until its first byte a failure is tried at another worker: a connection that ends, and statuses that say "not here, not now". After
- * that a stream of events ends with one that says the failure, where it stands between two, and any other answer with its connection.
+ * Until its first byte, of a stream its first token, a failure is tried at another worker: a connection that ends, and statuses that say "not
+ * here, not now", which a stream may say in its first event. When all have answered 500, the last one's words are the answer.
  *
- * Invariants: one piece of an answer waits at most, of a client that does not read; one that reads nothing for `unreadMs` is cut off. What
- * a client's `kv_transfer_params` lend (transfer.ts) is shown to one worker: the next one computes the prompt.
+ * Invariants: what a client's `kv_transfer_params` lend (transfer.ts) is shown to one worker: the next one computes the prompt. Once an
+ * answer goes back nobody else is asked, and the body is let go.
  */
-import { pipeline } from 'node:stream/promises';
 import { type Choice, Saturated, sessionHeaders } from '@kvtier/dispatch';
-import { KvError } from '@kvtier/errors';
-import { leave, type Usage } from '@kvtier/registry';
+import type { Usage } from '@kvtier/registry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { AnswerEnd, isOfEvents } from './answer-end.ts';
-import { markCut } from './cut-answers.ts';
+import type { ToPass } from './body-reader.ts';
 import type { Forwarded } from './engines.ts';
 import { HttpError } from './errors.ts';
 import { withMembers } from './json-members.ts';
-import type { PassedOn } from './pass-on.ts';
+import { passBack } from './pass-back.ts';
 import type { Placed } from './placed.ts';
 import type { Workplace } from './plan.ts';
-import { PodRefusal } from './pod-refusal.ts';
+import { PodRefusal, refusalOf } from './pod-refusal.ts';
 import { Tries } from './tries.ts';
 import { TwoLegs } from './two-legs.ts';
 
 /** Another worker may do better. */
 const notHere: ReadonlySet<number> = new Set([429, 500, 502, 503, 504]);
-/** Of the client's headers, those that say something to the worker. */
-const kept = ['accept', 'prefer', 'x-request-id', 'traceparent', 'tracestate', ...sessionHeaders] as const;
-/** Of the worker's headers, those of its answer and not of its connection. */
-const told = ['content-type', 'cache-control', 'retry-after'] as const;
+/** Of the client's headers, those that say something to the worker. Its name for the request it has where it is good for all. */
+const kept = ['accept', 'prefer', 'traceparent', 'tracestate', ...sessionHeaders] as const;
 /** As llm-d's endpoint picker names the prefill pod to the decode pod's sidecar. */
 const prefillerHeader = 'x-prefiller-host-port';
 
@@ -37,13 +32,15 @@ export interface ForwardOptions {
   readonly place: Workplace;
   readonly path: string;
   readonly requestId: string;
-  readonly body: PassedOn;
+  readonly body: ToPass;
   readonly placed: Placed;
   /** performance.now(); and until its first token: it is refused when that would come later. undefined: never. */
   readonly arrivedMs: number;
   readonly ttftMs: number | undefined;
   readonly unreadMs: number;
   readonly signal: AbortSignal;
+  /** An answer goes back: no other worker is asked. */
+  readonly begun: () => void;
   /** A worker failed; it is tried at another. */
   readonly retried: (error: unknown) => void;
   /** Of an answer that is streamed. */
@@ -56,6 +53,18 @@ export interface ForwardOptions {
 
 /** Answers the request. @throws KvError: while nothing is written */
 export async function forward(request: FastifyRequest, reply: FastifyReply, options: ForwardOptions): Promise<void> {
+  try {
+    await tryAll(request, reply, options);
+  } catch (error) {
+    if (!(error instanceof PodRefusal) || !error.mayBeRequest || reply.raw.headersSent) throw error;
+    if (error.said === undefined)
+      throw new HttpError(500, `${error.message}, or look into its log.`, { code: 'engine_failed' });
+    options.placed.answered(error.by);
+    await passBack(reply, error.said, { ...options, firstToken: () => {} });
+  }
+}
+
+async function tryAll(request: FastifyRequest, reply: FastifyReply, options: ForwardOptions): Promise<void> {
   const { place, body, placed, signal, requestId, arrivedMs, ttftMs } = options;
   const tries = new Tries(place);
   const headers: Record<string, string> = { 'content-type': 'application/json', 'x-request-id': String(request.id) };
@@ -91,7 +100,7 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
     };
     const legsNow = legsFor(choice);
     if (!legsNow) admit(choice.firstTokenS);
-    let bytes = legsNow ? await legsNow.before(choice, admit) : new Uint8Array(body.passedOn);
+    let bytes = legsNow ? await legsNow.before(choice, admit) : body.held.bytes;
     // Such a body is never split: it is as it came.
     if (isLent) bytes = withMembers(bytes, body.members!, { kv_transfer_params: undefined });
     isLent = body.isLoan;
@@ -111,15 +120,17 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       const split = legsFor(choice);
       if (split && answer.status === 200) answer = (await split.after(answer, choice)) ?? (await ask(choice));
       if (notHere.has(answer.status)) {
-        refused = new PodRefusal(choice.worker.record.name, answer.status, answer.headers['retry-after']);
-        await leave(answer);
+        refused = await refusalOf(choice, answer);
         throw refused;
       }
       const usage = (told: Usage): void => {
         answerTokens = told.completionTokens;
         options.usage(told);
       };
-      const firstToken = (): void => {
+      const firstToken = (isStreamed: boolean): void => {
+        choice.firstToken(isStreamed);
+        // The first byte of a whole answer comes with its last token.
+        if (!isStreamed) return;
         if (sent) {
           const { model } = wanted;
           const seenS = (performance.now() - sent.atMs) / 1_000;
@@ -127,7 +138,7 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
         }
         options.firstToken();
       };
-      await stream(reply, answer, choice, { ...options, usage, firstToken });
+      await passBack(reply, answer, { ...options, usage, firstToken });
       return;
     } catch (error) {
       if (reply.raw.headersSent) throw error;
@@ -142,11 +153,11 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
 }
 
 /** It asks for events. Of a body with more parameters than anybody sends nobody knows. */
-function isStreamed({ members, passedOn }: PassedOn): boolean {
+function isStreamed({ members, held }: ToPass): boolean {
   const at = members?.names.lastIndexOf('stream') ?? -1;
   if (members === undefined || at < 0) return false;
   const [from, end] = members.spans.subarray(2 * at);
-  return /:\s*true\s*$/.test(Buffer.from(passedOn, from, end! - from!).toString('latin1'));
+  return /:\s*true\s*$/.test(Buffer.from(held.bytes.subarray(from, end)).toString('latin1'));
 }
 
 /** RFC 7240, without its parameters. */
@@ -157,11 +168,11 @@ function prefers({ headers }: FastifyRequest, preference: string): boolean {
 }
 
 /** Whether nobody here can say what is held of the prompt: without an index, and of an adapter. */
-const isUnknown = ({ otherName }: PassedOn, { match }: Choice): boolean =>
+const isUnknown = ({ otherName }: ToPass, { match }: Choice): boolean =>
   match.isUnknown === true || otherName?.isAdapter === true;
 
 /** @throws HttpError 412: full blocks of the prompt would have to be computed, more than `cache_hit_threshold` leaves */
-function checkHeld(reply: FastifyReply, body: PassedOn, choice: Choice, placed: Placed): void {
+function checkHeld(reply: FastifyReply, body: ToPass, choice: Choice, placed: Placed): void {
   const { tokens, blockTokens, cacheHitThreshold = 1 } = body;
   const { blocks, remoteBlocks = 0 } = choice.match;
   if (isUnknown(body, choice)) return; // the pod may know
@@ -174,76 +185,4 @@ function checkHeld(reply: FastifyReply, body: PassedOn, choice: Choice, placed: 
     `The prompt is not held: ${blocks + remoteBlocks} of the ${wanted} blocks that it takes; send it without "Prefer: if-available".`,
     { code: 'not_held' },
   );
-}
-
-async function stream(
-  reply: FastifyReply,
-  answer: Forwarded,
-  choice: Choice,
-  { placed, unreadMs, signal, firstToken, pause, usage }: ForwardOptions,
-): Promise<void> {
-  // The status is written with the first byte: until then the worker may still fail, and another one may not.
-  const pieces = answer.body[Symbol.asyncIterator]();
-  const first = await pieces.next();
-  if (signal.aborted) {
-    await pieces.return?.();
-    throw signal.reason; // an answer that has closed says so no more
-  }
-  const isStreamed = answer.status === 200 && isOfEvents(answer);
-  if (answer.status === 200) {
-    choice.firstToken(isStreamed);
-    // The first byte of a whole answer comes with its last token.
-    if (isStreamed) firstToken();
-  }
-  const headers: Record<string, string | string[]> = { ...placed.headers(), 'x-request-id': String(reply.request.id) };
-  for (const name of told) {
-    const value = answer.headers[name];
-    if (value !== undefined) headers[name] = value;
-  }
-  reply.hijack();
-  const { raw } = reply;
-  raw.on('timeout', () => raw.destroy());
-  // Behind other answers on its connection: from when it is its turn.
-  if (raw.socket === null) raw.setTimeout(unreadMs);
-  raw.writeHead(answer.status, headers);
-  // The client's time runs while it has something to read; how long a worker may be silent its line says.
-  const mayWait = (ms: number): void => void raw.socket?.setTimeout(ms);
-  const end = new AnswerEnd(answer, usage);
-  let failure: KvError | undefined;
-  const all = async function* () {
-    try {
-      let cameMs = performance.now();
-      for (let next = first; !next.done; next = await pieces.next()) {
-        end.push(next.value);
-        const nowMs = performance.now();
-        // What ends a stream brings no token.
-        if (isStreamed && next !== first && !end.isDone()) pause(nowMs - cameMs);
-        cameMs = nowMs;
-        mayWait(unreadMs);
-        yield next.value;
-        mayWait(0);
-      }
-      if (!end.cameWhole()) markCut(raw);
-    } catch (error) {
-      const why = KvError.from(error, 'DISCONNECTED');
-      if (why.code === 'CANCELLED') throw why; // its client left
-      if (end.isDone()) return void end.cameWhole();
-      failure = why;
-      markCut(raw);
-      const last = end.lastEvent(why);
-      if (last === undefined) throw why;
-      mayWait(unreadMs);
-      yield last;
-    } finally {
-      await pieces.return?.();
-    }
-  };
-  try {
-    // What aborts `signal` ends the pieces, and so is told as any other failure.
-    await pipeline(all, raw);
-  } catch (error) {
-    raw.destroy();
-    throw signal.aborted ? signal.reason : KvError.from(error, 'DISCONNECTED');
-  }
-  if (failure) throw failure;
 }

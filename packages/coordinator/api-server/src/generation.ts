@@ -16,13 +16,12 @@ import { type Logger, traceparentOf } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { runAnswers } from './answers.ts';
 import { type Body, bodyOf } from './bodies.ts';
-import { BodyReader, type Read } from './body-reader.ts';
-import { badParameter } from './errors.ts';
+import { BodyReader, type Read, type ToPass } from './body-reader.ts';
+import { badParameter, toHttpError } from './errors.ts';
 import { forward } from './forwarding.ts';
 import type { RequestMetrics } from './metrics.ts';
 import type { Models } from './models.ts';
 import { ownBound } from './own-bound.ts';
-import type { PassedOn } from './pass-on.ts';
 import { Placed } from './placed.ts';
 import type { Totals, Workplace } from './plan.ts';
 import type { Endpoint } from './replies.ts';
@@ -86,7 +85,7 @@ export class Generation {
   readonly #reader: BodyReader;
   readonly #running: RunningAnswers;
   readonly #aborts = new Set<AbortController>();
-  /** Of bodies that are passed on, until their answers have ended. */
+  /** Of bodies that are passed on, until their answers begin. */
   #passedBytes = 0;
 
   constructor(options: GenerationOptions) {
@@ -167,9 +166,9 @@ export class Generation {
     // Unique, unlike x-request-id, which a client may choose: workers tell their requests apart by it.
     const requestId = randomUUID();
     const placed = new Placed(this.#options.degraded(), this.#options.media);
-    const model = 'passedOn' in read ? read.model : read.readFor.name;
+    const model = 'held' in read ? read.model : read.readFor.name;
     Object.assign(asked.trace, { requestId, model, placed });
-    if ('passedOn' in read) {
+    if ('held' in read) {
       body.drop(); // its worker reads it by itself
       this.#checkTransfer(read, request);
       const passed = { ...read, session: asked.session || read.session };
@@ -186,7 +185,7 @@ export class Generation {
   }
 
   /** @throws HttpError 400: it says what a pod would believe, and its client may not */
-  #checkTransfer({ transferIn }: PassedOn, { headers }: FastifyRequest): void {
+  #checkTransfer({ transferIn }: ToPass, { headers }: FastifyRequest): void {
     const { place, isAdmin } = this.#options;
     if (transferIn === undefined || place.pods.config.clientParams || isAdmin(headers)) return;
     const allowed = 'send it with a key of adminKeysFile, or let all clients (podHandOff.clientParams)';
@@ -196,7 +195,7 @@ export class Generation {
   #job(
     endpoint: Endpoint,
     requestId: string,
-    { readFor: model, params: read, prompts, keys, echoes }: Exclude<Read, PassedOn>,
+    { readFor: model, params: read, prompts, keys, echoes }: Exclude<Read, ToPass>,
     { targets, session, traceparent, trace }: AskedFor,
     rest: Pick<Job, 'placed' | 'arrivedMs' | 'body' | 'signal'>,
   ): Job {
@@ -223,16 +222,20 @@ export class Generation {
     request: FastifyRequest,
     reply: FastifyReply,
     requestId: string,
-    body: PassedOn,
+    body: ToPass,
     placed: Placed,
     { arrivedMs, targets, trace }: AskedFor,
     signal: AbortSignal,
   ): Promise<unknown> {
     const { place, metrics, unreadMs, logger, heldBytes } = this.#options;
-    const { byteLength } = body.passedOn;
+    const { held } = body;
+    const { byteLength } = held;
     if (this.#passedBytes + byteLength > heldBytes)
       throw ownBound(`bodies of more than ${heldBytes} bytes would wait for their workers`);
     this.#passedBytes += byteLength;
+    const letGo = (): void => {
+      if (held.letGo()) this.#passedBytes -= byteLength;
+    };
     try {
       await forward(request, reply, {
         place,
@@ -244,6 +247,7 @@ export class Generation {
         ttftMs: targets.ttftMs,
         unreadMs,
         signal,
+        begun: letGo,
         retried: (error) => metrics.countRetry(error),
         usage: (usage) => metrics.countUsage(usage),
         pause: (elapsedMs) => metrics.pauseSeconds.observe(elapsedMs / 1000),
@@ -256,9 +260,10 @@ export class Generation {
       if (reply.raw.statusCode === 200) metrics.requestSeconds.observe((performance.now() - arrivedMs) / 1000);
     } catch (error) {
       if (!reply.raw.headersSent) throw error;
-      logger.warn({ request: requestId }, `answer cut: ${(error as Error).message}`);
+      const level = toHttpError(error).status === 499 ? 'debug' : 'warn';
+      logger[level]({ request: requestId }, `answer cut: ${(error as Error).message}`);
     } finally {
-      this.#passedBytes -= byteLength;
+      letGo();
     }
     return reply;
   }

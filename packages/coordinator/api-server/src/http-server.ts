@@ -8,7 +8,7 @@
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, RequestListener, Server, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
-import { InvariantError } from '@kvtier/errors';
+import { InvariantError, KvError } from '@kvtier/errors';
 import { type Logger, tellRenewed } from '@kvtier/telemetry';
 import {
   closeQueuedAnswers,
@@ -81,7 +81,8 @@ export function createHttpApp(options: HttpAppOptions): HttpApp {
   const times = { handshakeTimeout: handshakeMs, requestTimeout: limits.receiveMs, keepAliveTimeout: keepAliveMs };
   const told = { place: options.tlsPlace, onProblem: tellRenewed(logger, `${name}: TLS files`) };
   const secured = tls && renewedTlsServer(tls, times, told);
-  const app = createApp(options, secured?.create);
+  let isClosing = false;
+  const app = createApp(options, secured?.create, () => isClosing);
   const idle = new IdleConnections(app.server);
   // Node would close the newcomer, and connections that say nothing would keep clients and probes out.
   app.server.on('connection', (socket: Socket) => {
@@ -93,6 +94,7 @@ export function createHttpApp(options: HttpAppOptions): HttpApp {
     app,
     listen: (host, port, by) => listen(app, host, port, by, tls ? 'https' : 'http', logger),
     close: async (graceMs, abortAll) => {
+      isClosing = true;
       const closed = app.close(); // takes no new request, waits for the running ones
       const grace = setTimeout(() => abortAll?.(), graceMs);
       const cut = setTimeout(() => app.server.closeAllConnections(), graceMs + (abortAll ? cutAfterMs : 0));
@@ -132,12 +134,14 @@ const brokenRequests: Readonly<Record<string, string>> = {
 function createApp(
   { limits, callers, answered, logger }: HttpAppOptions,
   serverFactory: ((handler: RequestListener) => Server) | undefined,
+  isClosing: () => boolean,
 ): FastifyInstance {
   /** Answers that have not ended. */
   const answers = new Set<ServerResponse>();
   const app = fastify({
     bodyLimit: limits.bodyBytes,
     requestTimeout: limits.receiveMs,
+    return503OnClosing: false, // it would do so in a shape of its own, and count nothing
     schemaController: { compilersFactory: { buildValidator: noSchema, buildSerializer: noSchema } },
     ...(serverFactory && { serverFactory: serverFactory as FastifyServerFactory<Server> }),
     // A client may name its request, for its logs and ours.
@@ -197,6 +201,8 @@ function createApp(
     const route = request.routeOptions.url ?? 'unknown';
     // 'close' comes after every answer, and alone when the client left before it was complete.
     reply.raw.once('close', () => answered(route, endedAs(reply.raw, reply.raw.writableFinished && !unread)));
+    // It came on a connection that an answer keeps open, or before that was closed as idle.
+    if (isClosing()) return sendError(reply.header('connection', 'close'), toHttpError(closing()));
     callers.check(request.headers, route);
     if (answers.size > limits.requests) {
       throw ownBound(`${limits.requests} requests are in progress`);
@@ -219,6 +225,8 @@ function createApp(
   });
   return app;
 }
+
+const closing = (): KvError => new KvError('DISCONNECTED', 'the API server is closing; try again', { retry: true });
 
 function sendError(reply: FastifyReply, failure: HttpError): FastifyReply {
   if (failure.retryAfterSeconds !== undefined) reply.header('retry-after', String(failure.retryAfterSeconds));

@@ -9,7 +9,7 @@ export interface ApiServerLimits {
   readonly requests: number;
   /** Bodies above 64 KiB that arrive or are being read at once; the others wait. */
   readonly largeBodies: number;
-  /** For its turn, of a large body; and then for the rest of it to arrive. */
+  /** For its turn, of a large body; and then, from 64 KiB on, for the rest of it to arrive. */
   readonly largeBodyMs: number;
   /** A client that takes nothing of its answer for so long is cut off. */
   readonly unreadMs: number;
@@ -29,7 +29,7 @@ export interface ApiServerLimits {
   readonly closeGraceMs: number;
 }
 
-export const defaultLimits: ApiServerLimits = {
+const defaultLimits: ApiServerLimits = {
   bodyBytes: 16 << 20,
   receiveMs: 60_000,
   connections: 4_096,
@@ -45,3 +45,20 @@ export const defaultLimits: ApiServerLimits = {
   absentMs: 3_000,
   closeGraceMs: 2_000,
 };
+
+/** Of the large bodies that arrive or are being read at once, but for one that is larger by itself. */
+const largeBodiesBytes = 256 << 20;
+/** Of `receiveMs`, for a request's head and the first 64 KiB of its body. */
+const beginMs = 20_000;
+
+/** What is not given goes with what is: fewer large bodies where each may be larger, more time for a request where such a body has more. */
+export function limitsOf(given: Partial<ApiServerLimits> = {}): ApiServerLimits {
+  const { bodyBytes, largeBodyMs } = { ...defaultLimits, ...given };
+  const places = Math.floor(largeBodiesBytes / bodyBytes);
+  return {
+    ...defaultLimits,
+    largeBodies: Math.max(1, Math.min(defaultLimits.largeBodies, places)),
+    receiveMs: Math.max(defaultLimits.receiveMs, beginMs + 2 * largeBodyMs),
+    ...given,
+  };
+}

@@ -38,6 +38,8 @@ it('all names are listed, adapters with the model that they are of', async () =>
   const { data } = (await (await fetch(`${at.server.url}/v1/models`)).json()) as { data: object[] };
   expect(data).toMatchObject([{ id: 'pods' }, { id: 'alias' }, { id: 'adapter', parent: 'pods' }]);
   expect(data.map((card) => 'parent' in card)).toEqual([false, false, true]);
+  // As vLLM's own tools read it, which take the first one's for the name of its tokenizer.
+  expect(data.map((card) => (card as { root?: unknown }).root)).toEqual(['pods', 'pods', 'pods']);
   expect(await jsonOf(await fetch(`${at.server.url}/v1/models/adapter`))).toMatchObject({ id: 'adapter' });
   expect((await fetch(`${at.server.url}/v1/models/none`)).status).toBe(404);
 });

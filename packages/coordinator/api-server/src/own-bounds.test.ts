@@ -39,6 +39,14 @@ it('bodies that wait for pods', async () => {
     pod.answer = ({ response }) => void response.end('{}');
     pod.seen[0]!.response.end('{}');
     expect([(await first).status, (await ask()).status]).toEqual([200, 200]);
+    // An answer that has begun is never asked for again.
+    pod.answer = ({ response }) =>
+      void response
+        .writeHead(200, { 'content-type': 'text/event-stream' })
+        .write('data: {"choices":[{"text":"a"}]}\n\n');
+    const open = [await ask(), await ask(), await ask()];
+    expect(open.map(({ status }) => status)).toEqual([200, 200, 200]);
+    await Promise.all(open.map(({ body }) => body!.cancel()));
   } finally {
     await pod.stop();
   }

@@ -40,6 +40,12 @@ export class Placed {
     this.#handedOff.delete(choice);
   }
 
+  /** `choice` failed like all others, the last of them, and what it said is the answer. */
+  answered(choice: Choice): void {
+    this.#retries--;
+    this.chosen(choice);
+  }
+
   /** Seconds to the first token as they were predicted of its worker, had that computed all of its prompt; undefined: none has it. */
   get predictedS(): number | undefined {
     return this.#choices[0]?.firstTokenS;

@@ -68,11 +68,13 @@ export async function metricsTextOf({ metrics, workerMetrics, engines, moreMetri
   return `${texts.filter((part) => part !== '').join('\n')}\n`;
 }
 
-const modelCard = ({ name, parent, createdSeconds, maxModelTokens }: Model) => ({
+/** `root` as vLLM has it, whose `bench serve` takes it for the name of a tokenizer: of adapters and other names the model's. */
+const modelCard = ({ name, parent, text, createdSeconds, maxModelTokens }: Model) => ({
   id: name,
   object: 'model',
   created: createdSeconds,
   owned_by: 'kvtier',
+  root: text.model.name,
   max_model_len: maxModelTokens,
   ...(parent !== undefined && { parent }),
 });

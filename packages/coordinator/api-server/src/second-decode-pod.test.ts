@@ -14,6 +14,13 @@ afterEach(() => other.stop());
 const fails: [string, (request: PodRequest) => void][] = [
   ['dies', ({ response }) => void response.socket!.destroy()],
   ['answers 500', ({ response }) => void response.writeHead(500).end()],
+  [
+    'could not fetch them, as a stream says',
+    ({ response }) => {
+      const error = 'data: {"error":{"message":"Internal server error","code":500}}\n\ndata: [DONE]\n\n';
+      response.writeHead(200, { 'content-type': 'text/event-stream' }).end(error);
+    },
+  ],
 ];
 /** The first one that is asked to decode fails so. */
 const failing = (fail: (request: PodRequest) => void): void => {

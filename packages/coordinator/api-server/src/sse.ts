@@ -10,6 +10,9 @@ import type { ServerResponse } from 'node:http';
 import { setImmediate } from 'node:timers/promises';
 import { KvError } from '@kvtier/errors';
 
+/** Headers of any stream of events: it is nothing to keep, and a proxy must not collect what is meant to be seen at once. */
+export const ofStreams = { 'cache-control': 'no-cache', 'x-accel-buffering': 'no' } as const;
+
 export interface EventStreamOptions {
   /** A client that takes nothing for so long is cut off. */
   readonly unreadMs: number;
@@ -38,8 +41,7 @@ export class EventStream {
     response.writeHead(200, {
       ...headers,
       'content-type': 'text/event-stream; charset=utf-8',
-      'cache-control': 'no-cache',
-      'x-accel-buffering': 'no', // a proxy must not collect what is meant to be seen at once
+      ...ofStreams,
       'x-request-id': requestId,
     });
   }

@@ -81,11 +81,25 @@ export interface TextPoolOptions {
   readonly waitMs?: number;
   /** Of a job in a thread, with reading the tokenizer if the thread is new. */
   readonly jobMs?: number;
-  /** Of a thread's heap. */
+  /** Of the largest body: threads get heaps that have room for it. */
+  readonly bodyBytes?: number;
+  /** Of a thread's heap, instead. */
   readonly heapMiB?: number;
   /** A model's tokenizer was read anew for a body: those of all models are too large for a thread's heap. */
   readonly onReread?: (model: string, heapMiB: number) => void;
 }
+
+/** Of a thread's heap at least: tokenizers take most of it. */
+const leastHeapMiB = 1_024;
+/**
+ * Times the largest body. Tokenizers leave a third of a heap (kept-tokenizers.ts), and a body takes eight times itself at most: its text, if
+ * one character takes two bytes, the same once more in what it says, and once more where that is counted. A text for which a heap has no
+ * room at all ends not the thread but the process.
+ */
+const heapPerBody = 24;
+
+export const heapMiBFor = (bodyBytes: number): number =>
+  Math.max(leastHeapMiB, Math.ceil((heapPerBody * bodyBytes) / 2 ** 20));
 
 /** Of the threads that read large bodies (setpriority(2)): a tenth of what the event loop gets where both want the same CPU. */
 export const largeBodiesNiceness = 10;
@@ -212,7 +226,8 @@ export class TextPool {
   #closed = false;
 
   constructor(options: TextPoolOptions = {}) {
-    const { threads = 2, waitMs = 30_000, jobMs = 30_000, heapMiB = 1_024, onReread = () => {} } = options;
+    const { threads = 2, waitMs = 30_000, jobMs = 30_000, bodyBytes = 0, onReread = () => {} } = options;
+    const { heapMiB = heapMiBFor(bodyBytes) } = options;
     // One that is alone reads small bodies, too: whole requests wait for it.
     this.#threads = Array.from({ length: threads }, (_, at) =>
       threads === 1 ? new TextThread(true, false, heapMiB) : new TextThread(at > 0, at > 0, heapMiB),

@@ -3,6 +3,8 @@
  *
  * While nobody is ready who could be asked at all, it waits for one that is expected (expected.ts).
  *
+ * Where all that it may have answer 500, its request may be why, and no one is asked twice: each would compute it again.
+ *
  * Bounded: `maxTries` workers that fail one after another (a request must not kill them all; those that are full do not count), and
  * `withinMs` from the first of them on. So long it also waits for a worker to come, when none is left. Each token that comes is a new
  * beginning.
@@ -11,6 +13,7 @@ import { type Choice, type Dispatch, type DispatchRequest, Outdated, Saturated }
 import { KvError, type KvErrorCode } from '@kvtier/errors';
 import type { Engines } from './engines.ts';
 import type { Expected } from './expected.ts';
+import { PodRefusal } from './pod-refusal.ts';
 
 export interface TryLimits {
   readonly maxTries: number;
@@ -43,6 +46,8 @@ export class Tries {
   /** Names of those that failed. */
   #except = new Set<string>();
   #failure: KvError | undefined;
+  /** All of these failed so that the request may be why. */
+  #mayBeRequest = true;
   #untilMs = 0;
   #pauseMs = firstPauseMs;
   /** Workers that failed since the last token. */
@@ -79,8 +84,9 @@ export class Tries {
         }
         if (!this.#hasBegun && isFinal(failure)) throw failure;
         if (!this.#hasBegun && isFinal(error)) throw error;
+        if (!this.#hasBegun && this.#except.size > 0 && this.#mayBeRequest) throw failure;
         await this.#pause(failure, signal);
-        this.#except = new Set();
+        this.#beginAnew();
       }
     }
   }
@@ -91,7 +97,7 @@ export class Tries {
     this.#count = 0;
     this.#failure = undefined;
     this.#pauseMs = firstPauseMs;
-    this.#except = new Set();
+    this.#beginAnew();
   }
 
   /** Its worker failed so. @throws `error` when that is final */
@@ -106,7 +112,13 @@ export class Tries {
     // One that is in time nowhere it was tried is not asked of all.
     if (error.code !== 'BUSY' || error instanceof Saturated) this.#count++;
     if (this.#count >= this.#limits.maxTries || nowMs >= this.#untilMs) throw error;
+    if (!(error instanceof PodRefusal && error.mayBeRequest)) this.#mayBeRequest = false;
     this.#except = new Set([...this.#except, worker.record.name]);
+  }
+
+  #beginAnew(): void {
+    this.#except = new Set();
+    this.#mayBeRequest = true;
   }
 
   /** Until some worker of its model is ready. @throws `error` when none is expected in time; the reason of `signal` */

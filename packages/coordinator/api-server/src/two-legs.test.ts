@@ -266,7 +266,8 @@ describe('somebody leaves', () => {
         pod.before = (request) => {
           if (begun.length > 0) return false;
           begun.push(request);
-          request.response.writeHead(200, { 'content-type': 'text/event-stream' }).write('data: {"choices":[]}\n\n');
+          request.response.writeHead(200, { 'content-type': 'text/event-stream' });
+          request.response.write('data: {"choices":[{"text":"a"}]}\n\n');
           return true;
         };
       const response = await ask({ ...chat, stream: true });

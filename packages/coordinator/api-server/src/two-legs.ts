@@ -12,10 +12,10 @@ import type { Choice } from '@kvtier/dispatch';
 import type { HandedOff } from '@kvtier/handoff';
 import { type HandOffReason, isPrefillOnly, NotPrefilled, type PodHandOff, type Routed } from '@kvtier/pod-handoff';
 import { leave } from '@kvtier/registry';
+import type { ToPass } from './body-reader.ts';
 import type { Forwarded } from './engines.ts';
 import { HttpError } from './errors.ts';
 import { withMembers } from './json-members.ts';
-import type { PassedOn } from './pass-on.ts';
 import type { Placed } from './placed.ts';
 import { belowThreshold } from './threshold-answer.ts';
 import { isLoan } from './transfer.ts';
@@ -46,7 +46,7 @@ export interface TwoLegsParts {
   readonly routed: Routed;
   readonly path: string;
   readonly headers: Readonly<Record<string, string>>;
-  readonly body: PassedOn;
+  readonly body: ToPass;
   readonly placed: Placed;
   /** Of the header x-prefiller-host-port. */
   readonly named: string | undefined;
@@ -55,7 +55,6 @@ export interface TwoLegsParts {
 
 export class TwoLegs {
   readonly #parts: TwoLegsParts;
-  readonly #whole: Uint8Array;
   /** What became of the prefill leg, once it is over: `#changes` is the decode leg's part of it, `#revision` whom it is for. */
   #over: HandedOff | undefined;
   #changes: Readonly<Record<string, string | undefined>> = {};
@@ -65,7 +64,10 @@ export class TwoLegs {
 
   constructor(parts: TwoLegsParts) {
     this.#parts = parts;
-    this.#whole = new Uint8Array(parts.body.passedOn);
+  }
+
+  get #whole(): Uint8Array {
+    return this.#parts.body.held.bytes;
   }
 
   /**

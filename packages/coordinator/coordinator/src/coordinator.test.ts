@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { type CoordinatorInput, coordinatorSchema, parseConfig, routingPolicyNames } from '@kvtier/config';
 import { Gateway, modes, toldBy } from '@kvtier/endpoint-picker/testing';
 import { handOffDefaults } from '@kvtier/handoff';
-import { event, ScriptedEngine, say } from '@kvtier/registry/testing';
+import { event, Pod, ScriptedEngine, say } from '@kvtier/registry/testing';
 import { policies } from '@kvtier/routing';
 import { createLogger } from '@kvtier/telemetry';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
@@ -157,6 +157,45 @@ it('takes as much at once as its configuration says', async () => {
   ]);
 });
 
+it('takes bodies as large and as slow as its configuration says, and they go on byte by byte', async () => {
+  const pod = new Pod();
+  pod.answer = ({ response }) => void response.end('{}');
+  await pod.start();
+  try {
+    const workers = [{ name: 'pod', kind: 'openai' as const, address: pod.address }];
+    const limits = { bodyBytes: 32 << 20, largeBodyMs: 1_000 };
+    await start({ discovery: { kind: 'static', workers }, limits });
+    await ready();
+    const image = Buffer.alloc(15 << 20, 'kvtier').toString('base64'); // 20 MiB
+    const url = `data:image/png;base64,${image}`;
+    const chat = (content: object[]): string =>
+      JSON.stringify({ model: 'demo', messages: [{ role: 'user', content }] });
+    const part = { type: 'image_url', image_url: { url } };
+    const ask = (body: string): Promise<Response> =>
+      fetch(`${coordinator!.url}/v1/chat/completions`, {
+        method: 'POST',
+        headers: { 'content-type': 'application/json' },
+        body,
+      });
+    const sent = chat([part]);
+    expect((await ask(sent)).status).toBe(200);
+    expect([pod.seen.length, pod.seen[0]!.body === sent]).toEqual([1, true]);
+    const refused = await ask(chat([part, part]));
+    expect([refused.status, await refused.json()]).toMatchObject([
+      413,
+      { error: { message: 'The body is larger than 33554432 bytes.', code: 'request_too_large' } },
+    ]);
+    const socket = connect(Number(new URL(coordinator!.url).port), '127.0.0.1');
+    const told = new Promise<string>((resolve) => socket.once('data', (bytes) => resolve(String(bytes))));
+    const head = `POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 200000`;
+    socket.write(`${head}\r\n\r\n${'a'.repeat(100_000)}`);
+    expect(await told).toMatch(/^HTTP\/1\.1 408 .*The body did not arrive within 1 s\./s);
+    socket.destroy();
+  } finally {
+    await pod.stop();
+  }
+});
+
 it('told to end, it lets answers that run end within drainMs, and takes nothing new', async () => {
   let finish = (): void => {};
   engines[0]!.script = (call) => {
@@ -188,7 +227,7 @@ it('told to end, it lets answers that run end within drainMs, and takes nothing 
   await closed;
   const [, first, second] = answers.split('HTTP/1.1 ');
   expect(first).toMatch(/^200 .*"finish_reason":"length".*data: \[DONE\]/s);
-  expect(second).toMatch(/^503 /);
+  expect(second).toMatch(/^503 .*"message":"the API server is closing; try again"/s);
   expect(engines[0]!.seen).toHaveLength(1);
 });
 

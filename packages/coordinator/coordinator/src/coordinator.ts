@@ -76,6 +76,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     limits: {
       ...{ connections: limits.connections, requests: limits.requests },
       ...{ answersRunning: limits.answers, heldBytes: limits.heldBytes },
+      ...{ bodyBytes: limits.bodyBytes, largeBodyMs: limits.largeBodyMs },
       ...{ absentMs: routing.absentMs, closeGraceMs: config.drainMs },
     },
     degraded: () => (fleet.discoveryProblem === undefined ? [] : ['discovery']),

@@ -40,6 +40,14 @@ const scraped = async (at = 0): Promise<void> => {
 const answering = (status: number, at = 0): void => {
   pods[at]!.answer = ({ response }) => void response.writeHead(status).end('{}');
 };
+const error = (code: number): string => `data: {"error":{"message":"EngineCore died","code":${code}}}\n\n`;
+const role = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n';
+const token = 'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n';
+/** Status 200, and these events. */
+const streaming = (text: string, at = 0): void => {
+  pods[at]!.answer = ({ response }) =>
+    void response.writeHead(200, { 'content-type': 'text/event-stream' }).end(`${text}data: [DONE]\n\n`);
+};
 /** From now on the clock goes by the test's looks alone, 5 ms each: no rest ends because a machine stands still. */
 const stopClock = (): void => void vi.useFakeTimers({ toFake: ['performance'] });
 /** The status of its answer; undefined: it broke. */
@@ -99,6 +107,64 @@ it('one that says that it is well, and fails all the same, rests while another s
   answer!();
   expect(await tried).toBe(200);
   expect([worker().state, worker().why]).toEqual(['ready', undefined]);
+});
+
+it.each([
+  ['at once', error(500), 500],
+  ['behind its role', role + error(500), 500],
+  ['behind its role and a line that says nothing', `: ping\n\n${role}${error(503)}`, 503],
+])('a stream that fails %s is a request that failed', async (_, text, status) => {
+  stopClock();
+  streaming(text);
+  for (let i = 0; i < 2; i++) expect(await ask()).toBe(status);
+  expect(worker().state).toBe('ready');
+  expect(await ask()).toBe(status);
+  expect([worker().state, worker().why]).toEqual([
+    'silent',
+    `worker p0: 3 requests in a row failed there, the last with "/v1/completions answers ${status} in its first event", and it gets nothing new for 1 s; see its log`,
+  ]);
+});
+
+it('so is one that is aborted before its first token, and one that breaks off behind its role', async () => {
+  stopClock();
+  const aborted = '{"choices":[{"index":0,"text":"","finish_reason":"abort"}]}';
+  streaming(`data: ${aborted}\n\n`);
+  for (let i = 0; i < 2; i++) expect(await ask()).toBeUndefined();
+  expect(worker().state).toBe('ready');
+  pods[0]!.answer = ({ response }) => {
+    response.writeHead(200, { 'content-type': 'text/event-stream' });
+    response.write(role, () => setImmediate(() => response.socket!.destroy()));
+  };
+  expect(await ask()).toBeUndefined();
+  expect(worker().state).toBe('silent');
+});
+
+it('a stream is a success with its first token, not before', async () => {
+  stopClock();
+  answering(500);
+  for (let i = 0; i < 2; i++) await ask();
+  // The pod has answered with 200 long before.
+  pods[0]!.answer = ({ response }) => {
+    response.writeHead(200, { 'content-type': 'text/event-stream' });
+    response.write(role, () => setImmediate(() => response.end(error(500))));
+  };
+  expect([await ask(), worker().state]).toEqual([500, 'silent']);
+  vi.advanceTimersByTime(1_000);
+  await until('ready');
+  streaming(role + token);
+  expect([await ask(), worker().state, worker().why]).toEqual([200, 'ready', undefined]);
+});
+
+it('a stream that refuses its request in its first event says nothing of the pod', async () => {
+  stopClock();
+  answering(500);
+  for (let i = 0; i < 2; i++) await ask();
+  streaming(error(400));
+  for (let i = 0; i < 3; i++) expect(await ask()).toBe(200);
+  expect(worker().state).toBe('ready');
+  answering(500);
+  await ask();
+  expect(worker().state).toBe('silent');
 });
 
 it('requests that fail at every pod take none of them out', async () => {

@@ -1,14 +1,18 @@
 /**
  * Requests to a pod with OpenAI's API: they go there as they came, and their answers come back as they come.
  *
- * Invariants: requests at once are bounded; nothing is buffered between pod and caller but a socket's share; a caller that leaves, or its
- * `signal`, ends the request at the pod. While the pod is silent, requests that have not begun end after `unansweredMs` (to be tried
- * elsewhere), all others after `stuckMs`.
+ * What an answer says of the pod its status tells, and of a stream of events its first one (stream-start.ts). One that fails there comes back
+ * as the answer that it would have been without a stream.
+ *
+ * Invariants: requests at once are bounded; nothing is buffered between pod and caller but a socket's share, and a stream until it begins; a
+ * body is let go as soon as it is sent; a caller that leaves, or its `signal`, ends the request at the pod. While the pod is silent, requests
+ * that have not begun end after `unansweredMs` (to be tried elsewhere), all others after `stuckMs`. A request fails once.
  */
 import type { IncomingHttpHeaders } from 'node:http';
 import { KvError } from '@kvtier/errors';
 import { type Dispatcher, Pool } from 'undici';
 import { authorizationOf, connectorOf, gone, type PodAddress } from './pod-connection.ts';
+import { type StreamStart, startOf } from './stream-start.ts';
 
 /** The answer of an openai worker, as it comes. */
 export interface Forwarded {
@@ -19,6 +23,8 @@ export interface Forwarded {
    * reason of the request's signal
    */
   readonly body: AsyncIterable<Buffer>;
+  /** Of a stream of events, which is held until it says so; undefined: it is none, or none that can be read. */
+  readonly start?: StreamStart;
 }
 
 /** Nobody wants the body: a pod may never begin it. */
@@ -43,6 +49,8 @@ interface Running {
   answered: boolean;
   /** Nobody reads its answer any more. */
   left: boolean;
+  /** That it failed has been told. */
+  failed: boolean;
   readonly cut: AbortController;
 }
 
@@ -56,7 +64,7 @@ export class PodRequests {
 
   /**
    * `onEnd`: of a request, whatever became of it. `onOutcome`: what that says of the pod: it has answered (undefined), or has failed, and how.
-   * A refusal (4xx) says nothing, nor does a request that somebody here ended.
+   * A stream has answered with its first token. A refusal (4xx) says nothing, nor does a request that somebody here ended.
    */
   constructor(
     pod: PodAddress,
@@ -107,7 +115,7 @@ export class PodRequests {
         retry: true,
       });
     }
-    const running: Running = { answered: false, left: false, cut: new AbortController() };
+    const running: Running = { answered: false, left: false, failed: false, cut: new AbortController() };
     const cancel = (): void => running.cut.abort(signal.reason);
     signal.addEventListener('abort', cancel, { once: true });
     this.#running.add(running);
@@ -115,24 +123,53 @@ export class PodRequests {
       signal.removeEventListener('abort', cancel);
       if (this.#running.delete(running)) this.#onEnd();
     };
+    let answer: Dispatcher.ResponseData;
     try {
-      const answer = await this.#pool.request({
+      answer = await this.#pool.request({
         path,
         method: 'POST',
-        headers: { ...passedOn(headers), ...authorizationOf(this.#pod) },
-        body: typeof body === 'string' ? body : Buffer.from(body.buffer, body.byteOffset, body.byteLength),
+        headers: {
+          ...passedOn(headers),
+          ...authorizationOf(this.#pod),
+          'content-length': String(Buffer.byteLength(body)),
+        },
+        body: sendOnce(body) as unknown as Buffer, // whose type does not know it
         signal: running.cut.signal,
       });
-      running.answered = true;
-      this.heard();
-      if (answer.statusCode >= 500) this.#onOutcome(`${path} answers ${answer.statusCode}`);
-      else if (answer.statusCode < 300) this.#onOutcome(undefined);
-      const kept = passedOn(answer.headers) as IncomingHttpHeaders;
-      return { status: answer.statusCode, headers: kept, body: this.#parts(answer.body, running, ended) };
     } catch (error) {
       ended();
       throw this.#failure(error, running);
     }
+    running.answered = true;
+    this.heard();
+    const status = answer.statusCode;
+    const kept = passedOn(answer.headers) as IncomingHttpHeaders;
+    const forwarded: Forwarded = { status, headers: kept, body: this.#parts(answer.body, running, ended) };
+    if (isReadableStream(forwarded)) return this.#begun(path, forwarded, running);
+    if (status >= 500) this.#failed(`${path} answers ${status}`, running);
+    else if (status < 300) this.#onOutcome(undefined);
+    return forwarded;
+  }
+
+  /** A stream, as soon as it says what it is. @throws KvError DISCONNECTED: it was aborted there; what `#parts` does */
+  async #begun(path: string, answer: Forwarded, running: Running): Promise<Forwarded> {
+    const { verdict, rest } = await startOf(answer.body[Symbol.asyncIterator]());
+    const begun = { ...answer, body: rest };
+    if (verdict.kind === 'goes on') {
+      const { saysNothing, isRefused, finishReason } = verdict;
+      if (!saysNothing && !isRefused) this.#onOutcome(undefined);
+      return { ...begun, start: { isRefused, finishReason } };
+    }
+    await leave(begun);
+    if (verdict.kind === 'aborted') {
+      const why = `${path} ends with "abort" before its first token`;
+      this.#failed(why, running);
+      throw gone(this.#pod, why);
+    }
+    const { status, json } = verdict;
+    if (status >= 500) this.#failed(`${path} answers ${status} in its first event`, running);
+    const headers = { ...answer.headers, 'content-type': 'application/json' };
+    return { status, headers, body: oneOf(Buffer.from(json)) };
   }
 
   #parts(body: Dispatcher.ResponseData['body'], running: Running, ended: () => void): AsyncIterable<Buffer> {
@@ -184,8 +221,14 @@ export class PodRequests {
     await this.#pool.destroy();
   }
 
+  #failed(why: string, running: Running): void {
+    if (!running.failed) this.#onOutcome(why);
+    running.failed = true;
+  }
+
   /** Whoever cut it says why. */
-  #failure(error: unknown, { cut, left }: Running): unknown {
+  #failure(error: unknown, running: Running): unknown {
+    const { cut, left } = running;
     if (cut.signal.aborted) return cut.signal.reason;
     const { code = '' } = error as { readonly code?: string };
     // A whole answer that takes so long would take another pod as long.
@@ -194,9 +237,34 @@ export class PodRequests {
       return new KvError('DEADLINE', `${said}; ask for a stream, or for fewer tokens`);
     }
     const { message } = error as Error;
-    if (!left) this.#onOutcome(message);
+    if (!left) this.#failed(message, running);
     return gone(this.#pod, message);
   }
+}
+
+/** It tells by its events what becomes of it. */
+const isReadableStream = ({ status, headers }: Forwarded): boolean =>
+  status === 200 &&
+  /^text\/event-stream\b/i.test(headers['content-type'] ?? '') &&
+  (headers['content-encoding'] ?? 'identity') === 'identity';
+
+/**
+ * A body to be sent. undici keeps what it was given until the answer has ended: this holds the bytes only until they are taken, as no
+ * generator does.
+ */
+function sendOnce(body: Uint8Array | string): Iterable<Buffer> {
+  let left: Buffer | undefined =
+    typeof body === 'string' ? Buffer.from(body) : Buffer.from(body.buffer, body.byteOffset, body.byteLength);
+  const next = (): IteratorResult<Buffer> => {
+    const value = left;
+    left = undefined;
+    return value === undefined ? { done: true, value } : { done: false, value };
+  };
+  return { [Symbol.iterator]: () => ({ next }) };
+}
+
+async function* oneOf(part: Buffer): AsyncGenerator<Buffer> {
+  yield part;
 }
 
 function passedOn(headers: IncomingHttpHeaders | Readonly<Record<string, string>>): Record<string, string | string[]> {
