@@ -1,9 +1,10 @@
 /**
  * Whether a pod has answered that it holds less of the prompt than `cache_hit_threshold` asks for: finish reason cache_threshold, without a
- * token. Of a whole answer all is read, of a stream as far as its first token or finish reason; what was read is given on, then the rest.
+ * token. A stream has said so by the time that it begins; of a whole answer all is read, and given on as it came.
  *
- * Invariant: at most `mostPeekBytes` are held; an answer of which so much says nothing is one.
+ * Invariant: at most `mostPeekBytes` and one piece are held; an answer of which so much says nothing is one.
  */
+import { isOfEvents } from './answer-end.ts';
 import type { Forwarded } from './engines.ts';
 
 const mostPeekBytes = 256 << 10;
@@ -16,31 +17,19 @@ export interface Peeked {
 }
 
 export async function belowThreshold(answer: Forwarded): Promise<Peeked> {
-  const isStream = String(answer.headers['content-type'] ?? '').startsWith('text/event-stream');
+  if (isOfEvents(answer)) return { isBelow: answer.start?.finishReason === finishReason, rest: answer };
   const pieces = answer.body[Symbol.asyncIterator]();
   const seen: Buffer[] = [];
   let bytes = 0;
-  let verdict: boolean | undefined;
   let isAtEnd = false;
-  /** Of a stream: what has come of an event that is not whole yet. */
-  let open = '';
-  const decoder = new TextDecoder();
-  while (verdict === undefined && bytes <= mostPeekBytes) {
+  while (!isAtEnd && bytes <= mostPeekBytes) {
     const next = await pieces.next();
-    if (next.done) {
-      isAtEnd = true;
-      break;
-    }
-    seen.push(next.value);
-    bytes += next.value.length;
-    if (isStream) {
-      const events = `${open}${decoder.decode(next.value, { stream: true })}`.split(/\r?\n\r?\n/);
-      open = events.pop()!;
-      verdict = verdictOfEvents(events);
+    if (next.done) isAtEnd = true;
+    else {
+      seen.push(next.value);
+      bytes += next.value.length;
     }
   }
-  if (verdict === undefined && isAtEnd && answer.status === 200)
-    verdict = isStream ? false : verdictOf(Buffer.concat(seen).toString('utf8'));
   const parts = (async function* () {
     try {
       yield* seen;
@@ -58,41 +47,15 @@ export async function belowThreshold(answer: Forwarded): Promise<Peeked> {
       return parts.return(undefined);
     },
   };
-  return { isBelow: verdict === true, rest: { ...answer, body: { [Symbol.asyncIterator]: () => body } } };
+  const isBelow = isAtEnd && answer.status === 200 && saysBelow(Buffer.concat(seen).toString('utf8'));
+  return { isBelow, rest: { ...answer, body: { [Symbol.asyncIterator]: () => body } } };
 }
 
-/** undefined: none of them says it. */
-function verdictOfEvents(events: readonly string[]): boolean | undefined {
-  for (const event of events) {
-    const data = /^data: ?(.*)$/m.exec(event)?.[1];
-    const verdict = data === undefined ? undefined : verdictOf(data);
-    if (verdict !== undefined) return verdict;
-  }
-  return undefined;
-}
-
-interface Choice {
-  readonly finish_reason?: unknown;
-  readonly text?: unknown;
-  readonly delta?: Readonly<Record<string, unknown>>;
-}
-
-/** Of one JSON text. undefined: it says nothing of it, as the first piece of a chat, which names the role. */
-function verdictOf(json: string): boolean | undefined {
-  let choices: unknown;
+function saysBelow(json: string): boolean {
   try {
-    choices = (JSON.parse(json) as { choices?: unknown } | null)?.choices;
+    const choices = (JSON.parse(json) as { readonly choices?: unknown } | null)?.choices;
+    return Array.isArray(choices) && choices.some((choice) => choice?.finish_reason === finishReason);
   } catch {
-    return false; // "[DONE]", or nonsense: the client's to see
+    return false; // nonsense: the client's to see
   }
-  if (!Array.isArray(choices) || choices.length === 0) return undefined;
-  const all = choices as readonly (Choice | null)[];
-  if (all.some((choice) => choice?.finish_reason === finishReason)) return true;
-  const hasBegun = all.some(
-    (choice) =>
-      (choice?.finish_reason ?? null) !== null ||
-      (typeof choice?.text === 'string' && choice.text !== '') ||
-      Object.entries(choice?.delta ?? {}).some(([name, value]) => name !== 'role' && (value ?? '') !== ''),
-  );
-  return hasBegun ? false : undefined;
 }

@@ -1,8 +1,11 @@
-/** Requests to one pod that says nothing of an answer for as long as one may: it is late, and no other pod is to compute it again. */
+/** Requests to one pod: what goes there, and one that says nothing of an answer for as long as it may, which no other pod is to compute. */
+import { once } from 'node:events';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { Readable } from 'node:stream';
 import { type Dispatcher, errors, Pool } from 'undici';
-import { afterEach, beforeEach, expect, it, vi } from 'vitest';
-import { PodRequests } from './pod-requests.ts';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { type Forwarded, PodRequests } from './pod-requests.ts';
 
 let requests: PodRequests;
 let ended: number;
@@ -44,4 +47,49 @@ it('in its midst', async () => {
   expect(String((await parts.next()).value)).toBe('a');
   await expect(parts.next()).rejects.toMatchObject(late);
   expect([requests.size, ended]).toEqual([0, 1]);
+});
+
+describe('at a server', () => {
+  let server: Server;
+  let there: PodRequests;
+  beforeEach(async () => {
+    server = createServer().listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    const origin = new URL(`http://127.0.0.1:${(server.address() as AddressInfo).port}`);
+    there = new PodRequests({ name: 'a', origin, access: undefined }, 5_000, () => ended++);
+  });
+  afterEach(async () => {
+    await there.close();
+    server.closeAllConnections();
+    server.close();
+  });
+  const post = (body: Uint8Array | string) => there.forward('/v1/completions', {}, body, AbortSignal.timeout(20_000));
+  const wholeOf = async ({ body }: Forwarded): Promise<string> => {
+    let text = '';
+    for await (const part of body) text += part.toString();
+    return text;
+  };
+
+  it.each([
+    ['', 0],
+    ['é', 2],
+    [new Uint8Array(1 << 20).fill(97), 1 << 20],
+  ])('a body goes with its length, in one piece', async (body, bytes) => {
+    server.on('request', async (request, response) => {
+      let text = '';
+      for await (const part of request.setEncoding('utf8')) text += part;
+      const { 'content-length': length, 'transfer-encoding': encoding = 'none' } = request.headers;
+      response.end(`${length} ${encoding} ${text}`);
+    });
+    expect(await wholeOf(await post(body))).toBe(`${bytes} none ${Buffer.from(body as string).toString()}`);
+    // The same connection takes another one.
+    expect(await wholeOf(await post('{}'))).toBe('2 none {}');
+  });
+
+  it('who answers before it has read all of a body is heard', async () => {
+    server.on('request', (_, response) => void response.writeHead(413).end('too large'));
+    const answer = await post(new Uint8Array(64 << 20));
+    expect([answer.status, await wholeOf(answer)]).toEqual([413, 'too large']);
+    await vi.waitFor(() => expect([there.size, ended]).toEqual([0, 1]), { timeout: 20_000 });
+  });
 });
