@@ -4,7 +4,7 @@
  * fails. KVTIER_CLUSTER_REPORT=1 says what was seen; other deaths with KVTIER_CLUSTER_SEED.
  */
 import { afterEach, beforeAll, expect, it } from 'vitest';
-import { askAll } from './cluster-load.ts';
+import { answersAlone, askAll } from './cluster-load.ts';
 import { type Answer, ClusterRig, sharedPrompts } from './cluster-rig.ts';
 
 const clients = 6;
@@ -41,12 +41,7 @@ export function answerAsOne(count: number, pairs: readonly number[]): void {
   });
 
   beforeAll(async () => {
-    const alone = await ClusterRig.start({ workers: 1, nodes: 0, coordinators: 1 });
-    try {
-      right = (await askAll(alone, requests, clients)).map(({ tokenIds }) => tokenIds);
-    } finally {
-      await alone.close();
-    }
+    right = await answersAlone(requests, clients);
   }, 300_000);
 
   it.each(pairs)(

@@ -4,7 +4,7 @@
  * denied by a coordinator that was dead at that moment. KVTIER_CLUSTER_REPORT=1 says what was seen; other deaths with KVTIER_CLUSTER_SEED.
  */
 import { afterEach, beforeAll, expect, it } from 'vitest';
-import { askAll } from './cluster-load.ts';
+import { answersAlone, askAll } from './cluster-load.ts';
 import { ClusterRig, sharedPrompts } from './cluster-rig.ts';
 
 const clients = 4;
@@ -47,12 +47,7 @@ export function answerAsOne(
   });
 
   beforeAll(async () => {
-    const alone = await ClusterRig.start({ workers: 1, nodes: 0, coordinators: 1 });
-    try {
-      right = (await askAll(alone, requests, clients)).map(({ tokenIds }) => tokenIds);
-    } finally {
-      await alone.close();
-    }
+    right = await answersAlone(requests, clients);
   }, 600_000);
 
   it.each(sizes)(

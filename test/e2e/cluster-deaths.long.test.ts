@@ -6,7 +6,7 @@
  */
 import { afterEach, beforeAll, expect, it } from 'vitest';
 import { heldAt } from './cluster-held.ts';
-import { SteadyLoad } from './cluster-load.ts';
+import { answersAlone, SteadyLoad } from './cluster-load.ts';
 import { ClusterRig, sharedPrompts } from './cluster-rig.ts';
 import { CpuWaits } from './cpu-waits.ts';
 
@@ -27,12 +27,7 @@ let right: readonly (readonly number[])[] = [];
 let rig: ClusterRig | undefined;
 
 beforeAll(async () => {
-  const alone = await ClusterRig.start({ workers: 1, nodes: 0, coordinators: 1 });
-  try {
-    right = await Promise.all(requests.map(async (request) => (await alone.ask(request)).tokenIds));
-  } finally {
-    await alone.close();
-  }
+  right = await answersAlone(requests, clients);
 }, 300_000);
 afterEach(() => rig?.close());
 

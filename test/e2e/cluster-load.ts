@@ -1,5 +1,5 @@
 /** Load on a cluster: a list of requests once, or the same ones until it is enough. */
-import type { Answer, ClusterRig, Request } from './cluster-rig.ts';
+import { type Answer, ClusterRig, type Request } from './cluster-rig.ts';
 
 /** `clients` at a time, in order, into `answers`; stops at the first that fails. */
 export async function askAll(
@@ -17,6 +17,16 @@ export async function askAll(
   };
   await Promise.all(Array.from({ length: clients }, client));
   return answers;
+}
+
+/** What one worker without a tier answers, as token ids. */
+export async function answersAlone(all: readonly Request[], clients: number): Promise<readonly (readonly number[])[]> {
+  const alone = await ClusterRig.start({ workers: 1, nodes: 0, coordinators: 1 });
+  try {
+    return (await askAll(alone, all, clients)).map(({ tokenIds }) => tokenIds);
+  } finally {
+    await alone.close();
+  }
 }
 
 /** What a client waits before it asks again: what is judged is what becomes of requests, and a machine that is busy with others tells less. */

@@ -5,7 +5,7 @@
  */
 import { afterEach, beforeAll, expect, it } from 'vitest';
 import { type ServerGroup, startSentinel } from '../../infra/redis/servers.ts';
-import { SteadyLoad } from './cluster-load.ts';
+import { answersAlone, SteadyLoad } from './cluster-load.ts';
 import { ClusterRig, sharedPrompts } from './cluster-rig.ts';
 import { CpuWaits } from './cpu-waits.ts';
 
@@ -20,12 +20,7 @@ let servers: ServerGroup | undefined;
 let rig: ClusterRig | undefined;
 let right: readonly (readonly number[])[] = [];
 beforeAll(async () => {
-  const alone = await ClusterRig.start({ workers: 1, nodes: 0, coordinators: 1 });
-  try {
-    right = await Promise.all(requests.map(async (request) => (await alone.ask(request)).tokenIds));
-  } finally {
-    await alone.close();
-  }
+  right = await answersAlone(requests, clients);
 }, 120_000);
 afterEach(async () => {
   await rig?.close();

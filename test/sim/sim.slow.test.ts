@@ -53,13 +53,14 @@ it.each([[32_067, 2_500, 'a key of Redis with more bytes than it is charged for'
 
 it('a file system without space, for files or for writes, takes no device out of service', async () => {
   const tally: Record<string, number> = {};
-  for (const seed of seeds) {
+  // Ten lives meet it 34 to 67 times: twenty, so that it is not the draw that is judged.
+  for (const seed of [...seeds, ...seeds.map((one) => seeds.length + one)]) {
     const result = await simulate({ seed, steps: 1_000, tiers: ['disk'], faults: ['disk full'] });
     expect(result.failure).toBeUndefined();
     for (const [name, count] of Object.entries(result.tally)) tally[name] = (tally[name] ?? 0) + count;
   }
-  expect(tally['disk.enospc']).toBeGreaterThan(25);
-  expect(tally['tier.disk.ready']).toBeGreaterThan(25);
+  expect(tally['disk.enospc']).toBeGreaterThan(50);
+  expect(tally['tier.disk.ready']).toBeGreaterThan(50);
   expect(tally['tier.disk.outages']).toBeUndefined();
 });
 
