@@ -1,12 +1,24 @@
-/** Recency of a device's blocks, written for its next start: small, and a hint only. */
+/**
+ * Recency of a device's blocks, written for its next start: a hint only, 8 bytes a block. Gathered, encoded and handed to the device in
+ * parts, so that nobody waits for all of it; and the larger it is, the more seldom.
+ */
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
 import type { DeviceFiles } from './device-files.ts';
 import type { DiskIndex } from './disk-index.ts';
-import { checkpointBytes, encodeCheckpoint, pageBytes, type SegmentUses } from './format.ts';
+import { checkpointBytes, encodingCheckpoint, pageBytes, type SegmentUses } from './format.ts';
 import type { DiskTierOptions } from './options.ts';
 import { checkpointName, unfinishedSuffix } from './recovery.ts';
 import type { SegmentPool } from './segment-pool.ts';
+
+/** Handed over in one turn, which copies it. */
+const partBytes = 1 << 20;
+/** In the long run. */
+const mostBytesPerMs = 256;
+
+/** How long after the last one, of so many bytes, another is due; `leastMs`: in any case. */
+export const checkpointEveryMs = (leastMs: number, lastBytes: number): number =>
+  Math.max(leastMs, lastBytes / mostBytesPerMs);
 
 export interface CheckpointParts {
   readonly dir: string;
@@ -19,10 +31,13 @@ export interface CheckpointParts {
 }
 
 /**
- * Segment after segment, so that nobody waits for all of it. Its tick; undefined: it would be too large, and none is written.
+ * Its tick and bytes; undefined: it would be too large, and none is written.
  * @throws KvError IO
  */
-export async function writeCheckpoint(pool: SegmentPool, parts: CheckpointParts): Promise<number | undefined> {
+export async function writeCheckpoint(
+  pool: Pick<SegmentPool, 'coldestFirst'>,
+  parts: CheckpointParts,
+): Promise<{ readonly tick: number; readonly bytes: number } | undefined> {
   const { dir, files, index, metadataBytes, step } = parts;
   const { table, tick } = index;
   const segments: SegmentUses[] = [];
@@ -38,12 +53,31 @@ export async function writeCheckpoint(pool: SegmentPool, parts: CheckpointParts)
       uses[at++] = age * 2 + (table.isHot(entry) ? 1 : 0);
     }
     segments.push({ id: segment.id, generation: segment.generation, rank, uses });
-    await new Promise<void>((resolve) => setImmediate(resolve));
+    await nextTurn();
   }
+  const encoding = encodingCheckpoint({ tick, segments });
+  let encoded = encoding.next();
+  for (; !encoded.done; encoded = encoding.next()) await nextTurn();
+  const bytes = encoded.value;
   const path = join(dir, checkpointName);
-  const bytes = encodeCheckpoint({ tick, segments });
-  await files.run((handle) => native.fileMake(handle, path + unfinishedSuffix, bytes));
+  await writeParts(files, path + unfinishedSuffix, bytes);
   step('disk.close.checkpoint');
   await files.run((handle) => native.fileRename(handle, path + unfinishedSuffix, path));
-  return tick;
+  return { tick, bytes: bytes.length };
 }
+
+async function writeParts(files: DeviceFiles, path: string, bytes: Buffer): Promise<void> {
+  await files.run((handle) => native.fileMake(handle, path, bytes.subarray(0, partBytes)));
+  try {
+    for (let at = partBytes; at < bytes.length; at += partBytes) {
+      const part = bytes.subarray(at, at + partBytes);
+      await files.run((handle) => native.fileWrite(handle, path, Float64Array.of(at), part));
+    }
+  } catch (error) {
+    // Its space is not to be taken by a part of it.
+    await files.run((handle) => native.fileRemove(handle, path)).catch(() => {});
+    throw error;
+  }
+}
+
+const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));

@@ -15,7 +15,7 @@ import { Watch } from '@kvtier/runtime';
 import type { ReadStatus } from '../kit/tier.ts';
 import type { Appender } from './appender.ts';
 import { isBroken, NotMountedError, noFolderFor } from './broken.ts';
-import { writeCheckpoint } from './checkpoint.ts';
+import { checkpointEveryMs, writeCheckpoint } from './checkpoint.ts';
 import { placeOf } from './device-contents.ts';
 import { DeviceFiles } from './device-files.ts';
 import { beginLife, type Life } from './device-life.ts';
@@ -89,6 +89,8 @@ export class DiskDevice {
   readonly #retries: Retries;
   #checkpointing: Promise<void> | undefined;
   #checkpointTick = 0;
+  /** Of the last one. */
+  #checkpointBytes = 0;
   #checkpointedMs: number;
   #closed = false;
 
@@ -298,8 +300,9 @@ export class DiskDevice {
     this.io.giveUp(sinceMs); // those who waited fail the device
     this.files.giveUp();
     this.#life?.appender.giveUp(sinceMs);
-    const checkpointMs = this.#options.checkpointMs ?? defaultCheckpointMs;
-    const isDue = nowMs - this.#checkpointedMs >= checkpointMs && this.#owner.index.tick !== this.#checkpointTick;
+    const { checkpointMs = defaultCheckpointMs } = this.#options;
+    const isTime = nowMs - this.#checkpointedMs >= checkpointEveryMs(checkpointMs, this.#checkpointBytes);
+    const isDue = isTime && this.#owner.index.tick !== this.#checkpointTick;
     if (!this.inService || !isDue || this.#checkpointing !== undefined) return;
     this.#checkpointedMs = nowMs;
     this.#checkpointing = this.#warned(this.#checkpoint()).finally(() => {
@@ -435,13 +438,15 @@ export class DiskDevice {
     const { dir, files } = this;
     const { metadataBytes } = this.#plan;
     const { onStep = () => {} } = this.#options;
-    const tick = await writeCheckpoint(this.#pool!, {
+    const written = await writeCheckpoint(this.#pool!, {
       dir,
       files,
       index: this.#owner.index,
       metadataBytes,
       step: onStep,
     });
-    if (tick !== undefined) this.#checkpointTick = tick;
+    if (written === undefined) return;
+    this.#checkpointTick = written.tick;
+    this.#checkpointBytes = written.bytes;
   }
 }

@@ -181,7 +181,17 @@ export function checkpointBytes(segmentCount: number, blockCount: number): numbe
   return pagesUp(segmentCount * segmentUsesBytes + blockCount * 8 + trailerBytes);
 }
 
-export function encodeCheckpoint({ tick, segments }: Checkpoint): Buffer {
+/** All of it at once. */
+export function encodeCheckpoint(checkpoint: Checkpoint): Buffer {
+  const encoding = encodingCheckpoint(checkpoint);
+  for (;;) {
+    const { value, done } = encoding.next();
+    if (done) return value;
+  }
+}
+
+/** Up to the end of each segment: the bytes of many blocks are more than one turn has time for. */
+export function* encodingCheckpoint({ tick, segments }: Checkpoint): Generator<void, Buffer> {
   const blockCount = segments.reduce((sum, { uses }) => sum + uses.length / 2, 0);
   const out = Buffer.alloc(checkpointBytes(segments.length, blockCount));
   let at = 0;
@@ -193,9 +203,11 @@ export function encodeCheckpoint({ tick, segments }: Checkpoint): Buffer {
     at += segmentUsesBytes;
   }
   for (const { uses } of segments) {
+    yield;
     out.set(new Uint8Array(uses.buffer, uses.byteOffset, uses.byteLength), at);
     at += uses.byteLength;
   }
+  yield;
   const trailer = out.length - trailerBytes;
   out.write(checkpointMagic, trailer, 'latin1');
   out.writeUInt32LE(checkpointVersion, trailer + 8);
