@@ -14,6 +14,7 @@ import { configExitCode, exitCodeOf, KvError } from '@kvtier/errors';
 import { checkModel } from '@kvtier/model';
 import { checkTls } from './api-options.ts';
 import { planMembers } from './members.ts';
+import { freeMemory } from './memory.ts';
 import type { UpOptions } from './options.ts';
 import { arenaDir, checkDataDir, existing, freeBytesOf, givableGroup } from './places.ts';
 import { configText, planServices } from './services.ts';
@@ -73,7 +74,7 @@ function planned(options: UpOptions, model: { readonly name: string; readonly di
   const { dataDir } = options;
   const nodeDirs = Array.from({ length: options.nodes }, (_, i) => (i === 0 ? dataDir : join(dataDir, `node-${i}`)));
   const ownBytes = nodeDirs.reduce((bytes, dir) => bytes + ownArenaBytes(dir, arenaDir), 0);
-  const machine = { cores: usableCores(), freeMemoryBytes: process.availableMemory() };
+  const machine = { cores: usableCores(), freeMemoryBytes: freeMemory() };
   const looking = { ownArenaBytes: ownBytes, freeDiskBytes: freeBytesOf(existing(dataDir)) };
   const members = planMembers({ ...options, gpuShare: options.gpu.memoryUtilization, looking }, machine);
   const peerPorts = members.nodes.map((_, i) => i + 1);

@@ -88,6 +88,15 @@ describe('members', () => {
     expect(remarks).toEqual(['KV blocks of 128 MiB for each engine: only 1 GiB of memory free']);
   });
 
+  it('have a smaller arena where memory is short, of which a running system has its own already', () => {
+    const its = { cores: 2, freeMemoryBytes: 128 * MiB };
+    const { nodes, remarks } = plan({ arenaBytes: null }, its);
+    expect(nodes.map(({ arenaBytes }) => arenaBytes)).toEqual([64 * MiB]);
+    expect(remarks).toEqual(['arena of 64 MiB: only 128 MiB of memory free']);
+    const looking = { ownArenaBytes: 256 * MiB, freeDiskBytes: GiB };
+    expect(plan({ arenaBytes: 256 * MiB, looking }, its).nodes[0]!.arenaBytes).toBe(256 * MiB);
+  });
+
   it('are refused what is too little for all', () => {
     expect(() => plan({ engines: 8, nodes: 4, arenaBytes: 16 * MiB })).toThrow(
       '--arena-bytes: 16 MiB are too little for 4 nodes; give them 32 MiB',

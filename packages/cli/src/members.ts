@@ -63,7 +63,7 @@ export interface MemberOptions {
   readonly dataDir: string;
   /** Data folders of former nodes: what they have stored goes once these have started; absent: none. */
   readonly leavingDirs?: readonly string[];
-  /** No folder is made, and the data folder need not be there; of shared memory counts as free what arenas of a running system have. */
+  /** No folder is made, and the data folder need not be there; of shared memory, and of memory, counts as free what arenas of a running system have. */
   readonly looking?: { readonly ownArenaBytes: number; readonly freeDiskBytes: number };
 }
 
@@ -78,14 +78,19 @@ const defaultGpuShare = 0.9;
 /** Creates the folders of nodes. @throws KvError CONFIG */
 export function planMembers(options: MemberOptions, machine: Machine): Members {
   const remarks: string[] = [];
-  return { nodes: planNodes(options, remarks), engines: planEngines(options, machine, remarks), remarks };
+  return { nodes: planNodes(options, machine, remarks), engines: planEngines(options, machine, remarks), remarks };
 }
 
-function planNodes({ nodes: count, engines, dataDir, ...options }: MemberOptions, remarks: string[]): NodeMember[] {
+function planNodes(
+  { nodes: count, engines, dataDir, ...options }: MemberOptions,
+  machine: Machine,
+  remarks: string[],
+): NodeMember[] {
   if (count === 0) return [];
   const folderOf = options.looking === undefined ? openDataDir : (dir: string): string => dir;
   const dataDirs = Array.from({ length: count }, (_, i) => (i === 0 ? dataDir : folderOf(join(dataDir, `node-${i}`))));
-  const arena = arenaBudget(options.arenaBytes, freeBytesOf(arenaDir) + (options.looking?.ownArenaBytes ?? 0));
+  const ownBytes = options.looking?.ownArenaBytes ?? 0;
+  const arena = arenaBudget(options.arenaBytes, freeBytesOf(arenaDir) + ownBytes, machine.freeMemoryBytes + ownBytes);
   const disk = diskBudget(options.diskBytes, dataDir, dataDirs, options.leavingDirs, options.looking?.freeDiskBytes);
   for (const { remark } of [arena, disk]) if (remark) remarks.push(remark);
   const each = (bytes: number, least: number, option: string, asked: number | null): number => {

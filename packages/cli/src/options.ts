@@ -78,7 +78,7 @@ ${apiHelp}
   --decode D           workers that decode, and compute what no prefill worker does
   --nodes M            cache nodes that they share, engine i beside node i mod M; each fetches from the others (1; with
                        --prefill one for each worker)
-  --arena-bytes SIZE   shared-memory tier (1GiB, less where /dev/shm is smaller)
+  --arena-bytes SIZE   shared-memory tier (1GiB, less where /dev/shm or memory is short)
   --disk-bytes SIZE    disk tier, a hard cap; 0: none (8GiB, less where the disk is smaller)
   --kv-bytes SIZE      the engine's own KV block pool (256MiB; on a GPU: what --gpu-memory-utilization leaves)
   --backend NAME       auto, cpu or cuda; auto: a GPU where there is one (auto)

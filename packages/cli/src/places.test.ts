@@ -27,16 +27,33 @@ afterEach(() => rmSync(folder, { recursive: true, force: true }));
 
 describe('budgets', () => {
   it('gives the arena 1 GiB where it fits, else 90 % of what is free, and says so', () => {
-    expect(arenaBudget(null, 24 * GiB)).toEqual({ bytes: GiB });
-    expect(arenaBudget(null, 64 * MiB)).toEqual({
+    expect(arenaBudget(null, 24 * GiB, 24 * GiB)).toEqual({ bytes: GiB });
+    expect(arenaBudget(null, 64 * MiB, 24 * GiB)).toEqual({
       bytes: 57 * MiB,
       remark: 'arena of 57 MiB: /dev/shm has only 64 MiB free',
     });
   });
 
   it('refuses an arena that cannot fit, with the remedy', () => {
-    expect(() => arenaBudget(2 * GiB, GiB)).toThrow(/2 GiB is more than \/dev\/shm has free \(1 GiB\).*--shm-size/);
-    expect(() => arenaBudget(null, MiB)).toThrow(/only 1 MiB free, the arena needs 8 MiB.*--shm-size/);
+    expect(() => arenaBudget(2 * GiB, GiB, 24 * GiB)).toThrow(
+      /2 GiB is more than \/dev\/shm has free \(1 GiB\).*--shm-size/,
+    );
+    expect(() => arenaBudget(null, MiB, 24 * GiB)).toThrow(/only 1 MiB free, the arena needs 8 MiB.*--shm-size/);
+  });
+
+  it('gives the arena half of the free memory at most, and refuses more than there is', () => {
+    expect(arenaBudget(null, 2 * GiB, 2 * GiB)).toEqual({ bytes: GiB });
+    expect(arenaBudget(null, 2 * GiB, GiB)).toEqual({
+      bytes: 512 * MiB,
+      remark: 'arena of 512 MiB: only 1 GiB of memory free',
+    });
+    expect(arenaBudget(GiB, 2 * GiB, GiB)).toEqual({ bytes: GiB });
+    expect(() => arenaBudget(GiB + MiB, 2 * GiB, GiB)).toThrow(
+      /^--arena-bytes: .* is more memory than is free \(1 GiB\); ask for less, or raise the memory limit \(docker run --memory\)$/,
+    );
+    expect(() => arenaBudget(null, 2 * GiB, 15 * MiB)).toThrow(
+      /^memory: only 15 MiB free, the arena needs 8 MiB and may take half; raise the memory limit/,
+    );
   });
 
   it('counts what the data folder holds already as free for the disk tier', () => {

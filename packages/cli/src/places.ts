@@ -29,6 +29,7 @@ export const arenaDir = '/dev/shm';
 /** Smallest arena that is of any use; the cache node refuses less than 1 MiB. */
 export const minArenaBytes = 8 * 2 ** 20;
 export const minDiskBytes = 64 * 2 ** 20;
+const MiB = 2 ** 20;
 const defaultArenaBytes = 2 ** 30;
 const defaultDiskBytes = 8 * 2 ** 30;
 
@@ -189,8 +190,11 @@ export interface Budget {
   readonly remark?: string;
 }
 
-/** Arena bytes: as asked, else 1 GiB or 90 % of what /dev/shm has free. @throws KvError CONFIG */
-export function arenaBudget(asked: number | null, freeBytes = freeBytesOf(arenaDir)): Budget {
+/**
+ * Arena bytes: as asked, else 1 GiB, 90 % of what /dev/shm has free, or half of the free memory. The arena is memory from its start on,
+ * whatever size /dev/shm says that it has: a control group with less ends the node, or another process in it. @throws KvError CONFIG
+ */
+export function arenaBudget(asked: number | null, freeBytes: number, freeMemoryBytes: number): Budget {
   if (asked !== null) {
     if (asked > freeBytes) {
       throw new KvError(
@@ -199,16 +203,34 @@ export function arenaBudget(asked: number | null, freeBytes = freeBytesOf(arenaD
           `ask for less, or ${enlarged(asked, freeBytes)}`,
       );
     }
+    if (asked > freeMemoryBytes) {
+      throw new KvError(
+        'CONFIG',
+        `--arena-bytes: ${formatBytes(asked)} is more memory than is free (${formatBytes(freeMemoryBytes)}); ` +
+          'ask for less, or raise the memory limit (docker run --memory)',
+      );
+    }
     return { bytes: asked };
   }
-  const fits = floorTo(freeBytes * 0.9, 2 ** 20);
-  if (fits >= defaultArenaBytes) return { bytes: defaultArenaBytes };
+  const [fits, fitsMemory] = [floorTo(freeBytes * 0.9, MiB), floorTo(freeMemoryBytes / 2, MiB)];
+  if (Math.min(fits, fitsMemory) >= defaultArenaBytes) return { bytes: defaultArenaBytes };
   if (fits < minArenaBytes) {
     throw new KvError(
       'CONFIG',
       `${arenaDir}: only ${formatBytes(freeBytes)} free, the arena needs ${formatBytes(minArenaBytes)}; ` +
         enlarged(defaultArenaBytes, freeBytes),
     );
+  }
+  if (fitsMemory < minArenaBytes) {
+    throw new KvError(
+      'CONFIG',
+      `memory: only ${formatBytes(freeMemoryBytes)} free, the arena needs ${formatBytes(minArenaBytes)} and may take half; ` +
+        'raise the memory limit (docker run --memory)',
+    );
+  }
+  if (fitsMemory < fits) {
+    const remark = `arena of ${formatBytes(fitsMemory)}: only ${formatBytes(freeMemoryBytes)} of memory free`;
+    return { bytes: fitsMemory, remark };
   }
   return { bytes: fits, remark: `arena of ${formatBytes(fits)}: ${arenaDir} has only ${formatBytes(freeBytes)} free` };
 }

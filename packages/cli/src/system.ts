@@ -17,6 +17,7 @@ import { resolveModel } from '@kvtier/model';
 import { checkTls } from './api-options.ts';
 import { FormerNodes } from './former-nodes.ts';
 import { type Members, planMembers } from './members.ts';
+import { freeMemory } from './memory.ts';
 import type { UpOptions } from './options.ts';
 import {
   arenaDir,
@@ -200,7 +201,7 @@ function lockDataDir(dataDir: string): number {
 
 /** What this machine has, divided among the members. @throws KvError CONFIG */
 function membersOf(options: UpOptions, dataDir: string, leavingDirs: readonly string[], events: SystemEvents): Members {
-  const machine = { cores: usableCores(), freeMemoryBytes: process.availableMemory() };
+  const machine = { cores: usableCores(), freeMemoryBytes: freeMemory() };
   const gpuShare = options.gpu.memoryUtilization;
   const members = planMembers({ ...options, gpuShare, dataDir, leavingDirs }, machine);
   for (const remark of members.remarks) events.onEvent(remark);
