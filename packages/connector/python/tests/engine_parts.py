@@ -61,6 +61,8 @@ class Shape:
     dcp: int = 1
     max_running: int = 8
     model: str = "the model"
+    #: Of a model with images and the like, how the engine handles them.
+    media: dict[str, Any] | None = None
     #: Another class than `KvtierConnector`.
     connector: Any = None
     options: dict[str, Any] = field(default_factory=dict)

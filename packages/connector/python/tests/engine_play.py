@@ -101,6 +101,7 @@ class Engine:
             model_config=types.SimpleNamespace(
                 model="/nowhere", dtype="bfloat16", quantization=None, hf_config=types.SimpleNamespace(name=shape.model),
                 get_total_num_kv_heads=lambda: shape.heads,
+                multimodal_config=types.SimpleNamespace(**shape.media) if shape.media is not None else None,
             ),
             speculative_config=speculative,
         )

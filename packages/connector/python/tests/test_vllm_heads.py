@@ -14,11 +14,16 @@ from test_vllm_names import ROOT, TOKENS, Engine
 
 
 class Shares(unittest.TestCase):
-    def held(self, hf: dict[str, Any], tp: int, rank_heads: int = 1, draft: int | None = None, layers: Any = None) -> list[Any]:
+    def held(self, hf: dict[str, Any], tp: int, rank_heads: int = 1, draft: Any = None, layers: Any = None) -> list[Any]:
         """Per group, a full one and one with windows, the ranks of its shares: of four heads, all ranks with as many bytes."""
         engine = Engine(hf=hf, tp=tp, heads=4)
         if draft is not None:
-            of_draft = types.SimpleNamespace(get_total_num_kv_heads=lambda: draft)
+            number, of_layers, said = draft if isinstance(draft, tuple) else (draft, None, {})
+            of_draft = types.SimpleNamespace(
+                get_total_num_kv_heads=lambda: number,
+                model_arch_config=types.SimpleNamespace(per_layer_overrides=of_layers),
+                hf_config=types.SimpleNamespace(**said),
+            )
             engine.config.speculative_config = types.SimpleNamespace(method="eagle", draft_model_config=of_draft)
         engine.config.model_config.model_arch_config = types.SimpleNamespace(per_layer_overrides=layers)
         specs = (
@@ -62,6 +67,15 @@ class Shares(unittest.TestCase):
         alike = {"num_key_value_heads": 4}
         self.assertEqual(self.held(alike, 8, rank_heads=2), [pairs, own])
         self.assertEqual([self.held(alike, 8, draft=n) == [own, own] for n in (8, 4, 0)], [True, False, False])
+        # vLLM says of a model with other layers the most that any of them has.
+        mixed = {"num_key_value_heads": 4, "swa_num_key_value_heads": 2}
+        for drafted, shared in (
+            ((4, [{}, {"total_num_kv_heads": 2}], {}), own),
+            ((4, None, mixed), own),
+            ((4, [{}, {"head_size": 8}], alike), pairs),
+            ((0, None, mixed), pairs),  # no attention, as Medusa's
+        ):
+            self.assertEqual(self.held(alike, 8, draft=drafted), [shared, shared], drafted)
         self.assertEqual(self.held(alike, 8, layers=[{}, {"total_num_kv_heads": 8}]), [own, own])
         self.assertEqual(self.held(alike, 8, layers=[{}, {"head_size": 8}]), [pairs, pairs])
         # With no more ranks than heads each has its own anyway.

@@ -220,7 +220,7 @@ class Copies:
 
     def layout(self, parts: Sequence[Part], blocks: int, device: int | None = None) -> Layout:
         """A block's payload is its parts one after another; blocks are 0 to ``blocks`` - 1. ``device``: a GPU's, by CUDA's number."""
-        listed = (native.Part * len(parts))(*[(p.base, p.stride, p.rows, p.row_stride, p.row_bytes) for p in parts])
+        listed = (native.Part * len(parts))(*[native.Part(p.base, p.stride, p.rows, p.row_stride, p.row_bytes) for p in parts])
         if device is None:
             number = self._call("kvtier_layout", listed, len(parts), blocks)
         else:
@@ -271,7 +271,7 @@ class Copies:
     def counts(self) -> CopyCounts:
         counts = native.Counts()
         self._library.kvtier_count(self._live(), ctypes.byref(counts))
-        return CopyCounts(**{name: int(getattr(counts, name)) for name, _ in native.Counts._fields_})
+        return CopyCounts(**{field[0]: int(getattr(counts, field[0])) for field in native.Counts._fields_})
 
     def close(self, wait_s: float = 5.0) -> bool:
         """Ends the threads. False: not in time; what copies that still ran use is left to the end of the process. Idempotent."""
@@ -294,7 +294,8 @@ class Copies:
         return native.check(getattr(self._held, name)(self._live(), *arguments))
 
     def _line(self) -> str:
-        return self._library.kvtier_last_error().decode(errors="replace")
+        said: bytes = self._library.kvtier_last_error()
+        return said.decode(errors="replace")
 
     def _job(self, name: str, count: int, *arguments: object) -> Job:
         return Job(self, self._call(name, *arguments), count)

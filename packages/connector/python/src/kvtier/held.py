@@ -61,7 +61,8 @@ class HeldTable:
         """Nobody holds anything of this chain: not its first block, or, where it may begin behind a gap, none of it."""
         table, tag, mask, at = self._bytes, self._tag, self._mask, _HEADER.size
         if not gaps:
-            return table[at + ((_WORD.unpack_from(hashes)[0] ^ tag) & mask)] == 0
+            none: bool = table[at + ((_WORD.unpack_from(hashes)[0] ^ tag) & mask)] == 0
+            return none
         if len(hashes) > MAX_LOOKS * hash_bytes:
             return False
         for (word,) in struct.iter_unpack(f"<I{hash_bytes - _WORD.size}x", hashes):

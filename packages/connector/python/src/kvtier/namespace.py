@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
-_Cbor = Union[int, str, bytes, None, "list[_Cbor]", "dict[str, _Cbor]"]
+_Cbor = Union[int, str, bytes, None, "Sequence[_Cbor]", "Mapping[str, _Cbor]"]
 
 
 def _head(major: int, value: int) -> bytes:
@@ -32,10 +32,12 @@ def canonical_cbor(value: _Cbor) -> bytes:
     if isinstance(value, str):
         text = value.encode()
         return _head(3, len(text)) + text
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return _head(4, len(value)) + b"".join(canonical_cbor(item) for item in value)
-    pairs = sorted((canonical_cbor(key), canonical_cbor(item)) for key, item in value.items())
-    return _head(5, len(pairs)) + b"".join(key + item for key, item in pairs)
+    if isinstance(value, Mapping):
+        pairs = sorted((canonical_cbor(key), canonical_cbor(item)) for key, item in value.items())
+        return _head(5, len(pairs)) + b"".join(key + item for key, item in pairs)
+    raise TypeError(f"{type(value).__name__} has no form in CBOR here")
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Namespace:
         ).digest()
 
 
-def fingerprint(format: str, fields: dict[str, _Cbor]) -> bytes:
+def fingerprint(format: str, fields: Mapping[str, _Cbor]) -> bytes:
     """SHA-256 of a canonical map under the name of its format."""
     return hashlib.sha256(canonical_cbor({"format": format, **fields})).digest()
 

@@ -10,7 +10,7 @@ import base64
 import struct
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
 
 from ._generated.session import DESCRIPTORS
 from .errors import KvError
@@ -43,7 +43,7 @@ ClientFrame, ServerFrame = _classes()
 def encode(request_id: int, kind: str, fields: dict[str, Any]) -> bytes:
     """The bytes of a frame. KvError PROTOCOL when they are too many."""
     frame = ClientFrame(id=request_id, **{kind: fields})
-    message = frame.SerializeToString()
+    message: bytes = frame.SerializeToString()
     if len(message) > MAX_FRAME_BYTES:
         raise KvError("PROTOCOL", f"{kind}: {len(message)} bytes do not fit a frame; send less at once")
     return _LENGTH.pack(len(message)) + message

@@ -12,6 +12,18 @@ from typing import Any
 
 from kvtier import engines
 
+__all__ = [
+    "HAS_SGLANG",
+    "HiCacheStorage",
+    "KNOWN_VERSIONS",
+    "PoolTransferResult",
+    "agreed",
+    "page_indices",
+    "server_args",
+    "sglang_version",
+    "storage_metrics",
+]
+
 #: Minor versions that were looked at (docs/sglang.md).
 KNOWN_VERSIONS = ("0.5",)
 
@@ -39,7 +51,7 @@ else:
 try:
     if not HAS_SGLANG:
         raise ImportError("no SGLang")
-    from sglang.srt.mem_cache.hicache_storage import PoolTransferResult  # type: ignore[import-not-found]
+    from sglang.srt.mem_cache.hicache_storage import PoolTransferResult
 except ImportError:  # also a version without pools beside the KV
 
     @dataclass

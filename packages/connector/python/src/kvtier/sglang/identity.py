@@ -139,8 +139,11 @@ def _kv_heads(config: dict[str, Any]) -> int:
 
 def engine_of(storage_config: Any, arguments: Any, weights: bytes, version: str | None) -> Engine:
     """@raises Unsupported, OSError"""
+
+    def number(name: str, default: int) -> int:
+        return int(getattr(storage_config, name, default) or 0)
+
     config = config_of(arguments)
-    number = lambda name, default: int(getattr(storage_config, name, default) or 0)  # noqa: E731
     return Engine(
         version=version or "none",
         weights=weights,

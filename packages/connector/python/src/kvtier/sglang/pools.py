@@ -81,7 +81,9 @@ def anchor(pool: Any) -> Any:
 
 
 def facts_of(pool: Any) -> dict[str, Any]:
-    number = lambda name, default=0: int(getattr(pool, name, default) or 0)  # noqa: E731
+    def number(name: str, default: int = 0) -> int:
+        return int(getattr(pool, name, default) or 0)
+
     device = getattr(pool, "device_pool", None)
     return {
         "class": type(pool).__name__,

@@ -91,8 +91,8 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
     # ---- several pools ----------------------------------------------------------------------------------------------------
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> PoolTransferResult:
-        found = self._guarded("batch_exists_v2", lambda: self._held_v2(keys, pool_transfers), (0, {}))
-        return PoolTransferResult(*found)
+        nothing: tuple[int, dict[Any, int]] = (0, {})
+        return PoolTransferResult(*self._guarded("batch_exists_v2", lambda: self._held_v2(keys, pool_transfers), nothing))
 
     def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> dict[Any, list[bool]]:
         return {one.name: self._moved(one, self._get, "batch_get_v2") for one in transfers}

@@ -14,6 +14,20 @@ from typing import Any
 from kvtier import engines
 from kvtier.vllm.versions import KNOWN
 
+__all__ = [
+    "HAS_VLLM",
+    "KVConnectorBase_V1",
+    "KVConnectorHandshakeMetadata",
+    "KVConnectorMetadata",
+    "KVConnectorPromMetrics",
+    "KVConnectorRole",
+    "KVConnectorStats",
+    "KVConnectorWorkerMetadata",
+    "SupportsHMA",
+    "lacking",
+    "vllm_version",
+]
+
 HAS_VLLM = engines.is_installed("vllm", "KVTIER_WITHOUT_VLLM")
 
 

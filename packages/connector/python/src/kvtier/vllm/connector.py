@@ -28,7 +28,7 @@ naming.register()
 log = logging.getLogger("kvtier.vllm")
 
 
-class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, valid-type]
+class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """See the module. With options that are wrong it is not made: the operator sees it at the start, in one line."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:

@@ -35,7 +35,7 @@ def plain(value: Any) -> Any:
 def plain_config(model_config: Any) -> dict[str, Any]:
     """The model's own configuration, without what does not change results."""
     config = getattr(model_config, "hf_config", None)
-    fields = config.to_dict() if hasattr(config, "to_dict") else dict(getattr(config, "__dict__", {}))
+    fields = config.to_dict() if config is not None and hasattr(config, "to_dict") else dict(getattr(config, "__dict__", {}))
     return plain(fields)  # type: ignore[no-any-return]
 
 

@@ -64,10 +64,10 @@ def _of(model: Any) -> int:
     return int(model.get_total_num_kv_heads())
 
 
-def all_alike(vllm_config: Any, group: Group) -> bool:
-    """Nothing says that a layer of this engine has another number of KV heads than the model."""
-    model = vllm_config.model_config
-    heads = _of(model)
+def _uniform(model: Any, heads: int) -> bool:
+    """Nothing says that a layer of this model has another number of KV heads than these."""
+    if _of(model) != heads:
+        return False
     for layer in getattr(getattr(model, "model_arch_config", None), "per_layer_overrides", None) or ():
         if layer.get("total_num_kv_heads", heads) != heads:
             return False
@@ -79,11 +79,19 @@ def all_alike(vllm_config: Any, group: Group) -> bool:
             own.add(number)
         elif number != heads:
             return False
-    if len(own) > 1:
+    return len(own) <= 1
+
+
+def all_alike(vllm_config: Any, group: Group) -> bool:
+    """Nothing says that a layer of this engine has another number of KV heads than the model."""
+    model = vllm_config.model_config
+    heads = _of(model)
+    if not _uniform(model, heads):
         return False
     draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
-    if hasattr(draft, "get_total_num_kv_heads") and _of(draft) not in (0, heads):
-        return False  # layers of the draft model are in the same groups
+    # Its layers are in the same groups; one with no heads has no such layers.
+    if hasattr(draft, "get_total_num_kv_heads") and _of(draft) and not _uniform(draft, heads):
+        return False
     return group.rank_heads <= 1
 
 

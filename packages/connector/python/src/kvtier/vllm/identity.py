@@ -114,9 +114,10 @@ def weight_folders(vllm_config: Any) -> list[str]:
         raise Unsupported('weights made up at the start (load_format dummy); give "weights_digest" to say which they are')
     folders = [_folder_of(str(model.model), getattr(model, "revision", None), load)]
     speculative = getattr(vllm_config, "speculative_config", None)
-    draft = getattr(getattr(speculative, "draft_model_config", None), "model", None)
+    drafting = getattr(speculative, "draft_model_config", None)
+    draft = getattr(drafting, "model", None)
     if draft and str(draft) != str(model.model):
-        folders.append(_folder_of(str(draft), getattr(speculative.draft_model_config, "revision", None), load))
+        folders.append(_folder_of(str(draft), getattr(drafting, "revision", None), load))
     return folders
 
 

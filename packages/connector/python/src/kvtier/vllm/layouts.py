@@ -65,7 +65,7 @@ def view_of(layer: str, tensor: Any, blocks: int) -> View:
     per_block = shape[dimension] // blocks
     dims = [(strides[d], n if d != dimension else per_block) for d, n in enumerate(shape)]
     run = item
-    pending = []
+    pending: list[tuple[int, int]] = []
     for stride, count in sorted((s, n) for s, n in dims if n > 1):
         if stride == 0:
             raise Unsupported(f"layer {layer}: one place for several elements")

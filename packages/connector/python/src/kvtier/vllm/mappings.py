@@ -109,7 +109,7 @@ class Mappings:
         del self._announced[number]
         self.places = list(self._announced.values())
         for of in (self._gone_at, self._seen_at, self._by_workers):
-            of.pop(number, None)  # type: ignore[attr-defined]
+            of.pop(number, None)
         fd = self._fds.pop(number, None)
         if fd is not None:
             os.close(fd)

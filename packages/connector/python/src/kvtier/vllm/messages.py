@@ -19,7 +19,7 @@ def packed(numbers: Iterable[int]) -> bytes:
     return array("Q", numbers).tobytes()
 
 
-def unpacked(data: bytes) -> array:
+def unpacked(data: bytes) -> array[int]:
     out = array("Q")
     out.frombytes(data)
     return out
@@ -71,7 +71,7 @@ class StorePlan:
 
 
 @dataclass
-class KvtierMetadata(KVConnectorMetadata):
+class KvtierMetadata(KVConnectorMetadata):  # type: ignore[misc]
     arenas: list[ArenaPlace] = field(default_factory=list)
     loads: list[LoadPlan] = field(default_factory=list)
     stores: list[StorePlan] = field(default_factory=list)
@@ -82,7 +82,7 @@ class KvtierMetadata(KVConnectorMetadata):
 
 
 @dataclass
-class KvtierWorkerMetadata(KVConnectorWorkerMetadata):
+class KvtierWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """Of one step. What several ranks say is put together by `aggregate`."""
 
     #: Arena id -> ranks that have it mapped.
@@ -122,7 +122,7 @@ class KvtierWorkerMetadata(KVConnectorWorkerMetadata):
 
 
 @dataclass
-class KvtierHandshake(KVConnectorHandshakeMetadata):
+class KvtierHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     """What the scheduler's half cannot know of a worker: how its tensors really lie."""
 
     rank: Rank = (0, 0)

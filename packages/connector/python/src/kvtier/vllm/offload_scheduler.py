@@ -10,6 +10,7 @@ every plan that vLLM was promised ends, whatever went wrong.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -187,7 +188,7 @@ class OffloadHalf(SchedulerHalf):
         step = group.hash_step
         blocks = len(known.hashes) // step
         first = known.offered[group.index]
-        for block in (*range(first, blocks), *range(min(first, blocks))):
+        for block in itertools.chain(range(first, blocks), range(min(first, blocks))):
             if known.hashes[(block + 1) * step - 1] == name:
                 known.offered[group.index] = block + 1
                 return block
@@ -235,7 +236,8 @@ class Manager(OffloadingManager):  # type: ignore[misc]
 
     @harmless(_stored_nothing)
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
-        number, taken = 0, []
+        number = 0
+        taken: list[OffloadKey] = []
         if self._half is not None:
             planned = self._half.plan_store(req_context.req_id, list(keys))
             if planned is None:

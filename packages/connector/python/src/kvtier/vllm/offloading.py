@@ -181,7 +181,7 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         if not self._ready(request, num_computed_tokens):
             return None, False
-        found = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        found: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
         self._looked_up(request.request_id, found[0])
         return found
 

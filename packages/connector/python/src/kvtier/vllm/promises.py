@@ -54,8 +54,9 @@ def read(params: Any) -> Promise | None:
     if not said or params.get("do_remote_prefill", True) is not True or wanted(params):
         return None
     namespace, tokens, last = said.get("namespace"), said.get("tokens"), said.get("last_hash")
-    sound = isinstance(tokens, int) and not isinstance(tokens, bool) and 0 < tokens < 1 << 32
-    if not sound or not isinstance(namespace, str) or not isinstance(last, str) or len(namespace) != 64 or len(last) > 128:
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens < 1 << 32:
+        return None
+    if not isinstance(namespace, str) or not isinstance(last, str) or len(namespace) != 64 or len(last) > 128:
         return None
     return Promise(namespace, tokens, last, _ticket(said.get("ticket")), _node(said.get("node")))
 

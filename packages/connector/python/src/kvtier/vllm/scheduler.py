@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from kvtier.vllm import hints, identity, promises
+from kvtier.vllm import hints, identity, processors, promises
 from kvtier.vllm.claims import Claims, failed_plan
 from kvtier.vllm.filled import Filled
 from kvtier.vllm.groups import Group, Unsupported, align_tokens, groups_of
@@ -57,6 +57,7 @@ class SchedulerHalf:
         #: Requests of the last step that computed: it may still be under way.
         self._computed: Collection[str] = ()
         self._handing: Handing | None = None
+        self._media = False
         self._handshakes = Handshakes(vllm_config, self._begin)
         try:
             identity.check_supported(vllm_config)
@@ -66,6 +67,7 @@ class SchedulerHalf:
             self._node = Node(options, vllm_config, self._groups, troubles)
             self._claims = Claims(options, self._groups, self._hash_tokens, self._node, self.counters)
             self._handing = Handing(options, vllm_config, self._groups, self._hash_tokens, self._node, self.counters)
+            self._media = options.multimodal and processors.can_be_named(vllm_config)
         except Unsupported as error:
             self.refusal = str(error)
             log.warning("kvtier: nothing is loaded or stored in this engine: %s", error)
@@ -104,7 +106,7 @@ class SchedulerHalf:
         params = getattr(request, "kv_transfer_params", None)
         said, promise = promises.hints_of(params), promises.read(params)
         images = bool(getattr(request, "mm_features", None))
-        usable = getattr(request, "lora_request", None) is None and (not images or self.options.multimodal)
+        usable = getattr(request, "lora_request", None) is None and (not images or self._media)
         # A streaming session drops the last token of each answer, and keeps the hashes that it was part of: they name other tokens.
         usable = usable and not getattr(request, "resumable", False)
         reads = usable and self.options.load and said.get("load", True) is not False
@@ -211,7 +213,7 @@ class SchedulerHalf:
         """
         is_foreign = bool(failed) and not set(failed) <= (told.failed if told is not None else set())
         if self._unheard is not None:
-            told = self._unheard if told is None else self._unheard.aggregate(told)  # type: ignore[assignment]
+            told = self._unheard if told is None else self._unheard.aggregate(told)
         self._unheard = told
         if is_foreign:
             self._mistrust()  # before what it spoils is committed

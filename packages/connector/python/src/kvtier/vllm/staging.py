@@ -187,7 +187,8 @@ class Stage:
             if len(ids) != end - first:
                 raise ValueError(f"{len(block_ids[group.index])} blocks were allocated for a prefix of {end}")
             slots = one.load.slots(first - one.first, end - one.first)
-            offsets, sums = slots.offsets, slots.checksums
+            offsets: Sequence[int] = slots.offsets
+            sums: Sequence[int] = slots.checksums
             one.copied = range(first - one.first, end - one.first)
             if 0 in ids:
                 wanted = [i for i, block in enumerate(ids) if block]

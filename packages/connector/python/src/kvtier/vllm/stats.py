@@ -54,11 +54,11 @@ GAUGES: dict[str, str] = {
 _TELL_AGAIN_S = 5.0
 
 
-class KvtierStats(KVConnectorStats):
+class KvtierStats(KVConnectorStats):  # type: ignore[misc]
     """Sums of one interval; of gauges and of tiers, under "gauges" and "tiers", what was said last."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, count in other.data.items():
@@ -153,7 +153,7 @@ def latest_of(metric_types: Any) -> Any:
 def forget_tier_metrics() -> None:
     """vLLM makes its metrics anew in the same process, and takes away those before by their prefix, which these have not."""
     try:
-        from prometheus_client import REGISTRY  # type: ignore[import-not-found]
+        from prometheus_client import REGISTRY
 
         for collector in set(REGISTRY._collector_to_names):
             if str(getattr(collector, "_name", "")).startswith(TIER_PREFIX):
@@ -162,10 +162,10 @@ def forget_tier_metrics() -> None:
         return
 
 
-class KvtierPromMetrics(KVConnectorPromMetrics):
+class KvtierPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        from prometheus_client import Counter, Gauge  # type: ignore[import-not-found]
+        from prometheus_client import Counter, Gauge
 
         forget_tier_metrics()
         made, gauge = metric_types[Counter], latest_of(metric_types)[Gauge]
@@ -205,7 +205,7 @@ class KvtierPromMetrics(KVConnectorPromMetrics):
                     self._of_tiers[name].labels(*engine, tier).set(value)
 
 
-class NoPromMetrics(KVConnectorPromMetrics):
+class NoPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     """Where they cannot be made: vLLM asks beside other connectors for the metrics of each that tells statistics."""
 
     def __init__(self) -> None:

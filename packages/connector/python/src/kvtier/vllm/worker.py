@@ -11,6 +11,7 @@ the same pass. Only a step that computes nothing waits, for what it has begun to
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -108,8 +109,8 @@ class WorkerHalf:
         try:
             for plan in metadata.loads:
                 self._start_load(plan)
-            for plan in metadata.stores:
-                self._stores.start(plan)
+            for store in metadata.stores:
+                self._stores.start(store)
         finally:
             mark, self._mark = self._mark, None
             if mark is not None:
@@ -141,14 +142,14 @@ class WorkerHalf:
             if self.rank not in part.ranks:
                 continue
             try:
-                load.jobs.append((part, self._arenas.begin(part.arena, lambda arena, part=part: self._load(arena, part))))
+                load.jobs.append((part, self._arenas.begin(part.arena, functools.partial(self._load, part))))
             except ArenaGone:
                 load.missed.extend(unpacked(part.blocks))
             except Exception as error:
                 self._troubles.note("a load", error)
                 load.fail(unpacked(part.blocks))
 
-    def _load(self, arena: Arena, part: Part) -> Job:
+    def _load(self, part: Part, arena: Arena) -> Job:
         blocks, offsets, sums = unpacked(part.blocks), unpacked(part.offsets), unpacked(part.sums)
         return self._live().load(arena, self._layouts[part.group], blocks, offsets, sums, self._behind())
 
