@@ -426,23 +426,6 @@ describe('by hand', () => {
     expect([lacking.reason, lacking.isLacking]).toEqual(['prefill-too-small', true]);
   });
 
-  it('no more is computed elsewhere than is there while the decode side waits for it', () => {
-    const decode = running(30, { role: 'decode' });
-    const of = (deadlineS: number, part: Partial<Question> = {}) =>
-      decide(question({ tokens: 160_001, decode, deadlineS, ...part }));
-    // 160 s of compute, and 31 blocks of the last step; a sixteenth takes ten.
-    const blocksOf = (deadlineS: number) => of(deadlineS).split?.blocks;
-    expect([blocksOf(160.1), blocksOf(160), blocksOf(60), blocksOf(50), blocksOf(10)]).toEqual([
-      ...[10_000, 9_375, 3_125, 2_500, undefined],
-    ]);
-    expect(of(60)).toMatchObject({ reason: 'sooner', split: { arrivedS: expect.closeTo(50.031, 6) } });
-    // An idle worker would not have been in time either: nobody is lacking. One with a queue is.
-    expect(of(10)).toMatchObject({ reason: 'prefill-late', isLacking: false });
-    const queued = { tokens: 1_601, others: [side(1, { tokensAhead: 60_001 })] };
-    expect(of(60, queued)).toMatchObject({ reason: 'prefill-late', isLacking: true });
-    expect(of(60, { others: [side(1, { tokensAhead: 60_001 }), side(2)] }).split?.prefill.name).toBe('w2');
-  });
-
   it('who holds all of the prompt says so behind its queue only: that counts', () => {
     const asked = (tokensAhead: number): Question =>
       question({ mode: 'always', others: [side(1, { held: 100, waiting: 1, tokensAhead })] });

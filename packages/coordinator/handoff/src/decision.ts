@@ -6,7 +6,8 @@
  * fewest targets is taken; of equals, what costs all least. The prefill side computes all whole blocks; only where the link is the
  * bottleneck, or they would not be there while the decode side waits for them, 16 shares of them are looked at, at the best workers: fewer
  * blocks travel, and the decode side computes the rest meanwhile. What it would not wait for is no way at all.
- * A split has to cost a twentieth less than none: it can fail in more ways.
+ * A split has to cost a twentieth less than none: it can fail in more ways. Where all prompts are to be split, it is as much of this one as
+ * is there while the decode side waits.
  */
 import { type Cost, costOf, ownCostOf } from './cost.ts';
 import type { Question, Side } from './question.ts';
@@ -88,10 +89,10 @@ export function decide(question: Question): Decision {
   const [candidates, why] = candidatesOf(question);
   if (candidates.length === 0) return none(why);
   const wholes = candidates.map((prefill) => splitOf(question, prefill, full, held));
-  const shares = mode === 'always' ? [] : sharesOf(question, wholes, full, held);
-  const inTime = [...wholes, ...shares].filter((split) => isInTime(question, split));
+  const inTime = [...wholes, ...sharesOf(question, wholes, full, held)].filter((split) => isInTime(question, split));
   if (inTime.length === 0) return none('prefill-late');
-  const best = inTime.reduce((best, split) => (isBetter(split, best) ? split : best));
+  const isTaken = mode === 'always' ? isMore : isBetter;
+  const best = inTime.reduce((best, split) => (isTaken(split, best) ? split : best));
   const chosen = drawing(question, best, full);
   if (mode === 'always') return { reason: 'always', split: chosen, expected: chosen, alone, isLacking: false };
   if (!pays(chosen, alone)) return none('alone');
@@ -100,7 +101,7 @@ export function decide(question: Question): Decision {
   return { reason, split: chosen, expected: chosen, alone, isLacking: false };
 }
 
-const isInTime = ({ deadlineS }: Question, { arrivedS }: Split): boolean => arrivedS <= deadlineS;
+const isInTime = ({ deadlineS }: Question, { awaitedS }: Split): boolean => awaitedS <= deadlineS;
 
 /** Parts of the prompt, at the best of those whose link keeps it waiting, or who cannot compute all in time. */
 function sharesOf(question: Question, wholes: readonly Split[], full: number, held: number): Split[] {
@@ -123,15 +124,20 @@ function isBetter(a: Split, b: Split): boolean {
   return a.prefill.number < b.prefill.number;
 }
 
-/** Whether an idle worker that is as fast as the decode side would have been asked. */
+/** More blocks come first; of equals the better one. */
+const isMore = (a: Split, b: Split): boolean => (a.blocks === b.blocks ? isBetter(a, b) : a.blocks > b.blocks);
+
+/** Whether an idle worker that is as fast as the decode side would have been asked, for all or a part. */
 function isWanted(question: Question, alone: Expected): boolean {
   const { mode, tokens, blockTokens, decode } = question;
-  if (mode === 'always') return true;
   const idle = { waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0, loadAheadS: 0 };
   const prefill: Side = { ...decode, ...idle, number: -1, role: 'prefill', node: '' };
   const full = Math.floor((tokens - 1) / blockTokens);
-  const split = splitOf(question, prefill, full, Math.min(decode.match.blocks, full));
-  return isInTime(question, split) && pays(split, alone);
+  const held = Math.min(decode.match.blocks, full);
+  const whole = splitOf(question, prefill, full, held);
+  return [whole, ...sharesOf(question, [whole], full, held)].some(
+    (split) => isInTime(question, split) && (mode === 'always' || pays(split, alone)),
+  );
 }
 
 /** It misses less, or as much and costs a twentieth less. */
@@ -203,6 +209,7 @@ function splitOf(question: Question, prefill: Side, blocks: number, held: number
     tailS,
     firstS: times.firstS,
     arrivedS: times.arrivedS,
+    awaitedS: times.awaitedS,
     isLinkBound: times.isLinkBound,
     earlyS: times.earlyS,
     pauseS: times.pauseS,

@@ -7,6 +7,7 @@ import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import { expect, it } from 'vitest';
 import type { Split } from './decision.ts';
 import { HandOff, type HandOffEngines, type Took } from './hand-off.ts';
+import type { Transfer } from './link-rate.ts';
 
 /** What a side says; or its call is waited for to be cancelled; or it dies. */
 type Step = readonly ['d' | 'p', Partial<GenerateEvent> | 'cancelled' | 'dies'];
@@ -18,6 +19,9 @@ type Draws = {
   readonly pauses?: boolean[];
   /** The decode side waits so long. */
   readonly deadlineMs?: number;
+  /** So many of the ten are not in the decode side's node either. */
+  readonly travels?: number;
+  readonly transfers?: Transfer[];
 };
 
 /** Ten blocks of 16 tokens that worker 1 computes for worker 0, of which worker 0 holds `local`. Returns what was told at the end. */
@@ -61,7 +65,7 @@ async function handedOff(
   const run = new HandOff({
     ...{ engines, decode: 0, request: greedy({ requestId: 'r' }), blockTokens: 16, tries: 1 },
     times: { stallMs: 60_000, deadlineMs: draws.deadlineMs ?? 60_000 },
-    split: { prefill, blocks: 10, computes: 160, travels: 10, draws: true } as Split,
+    split: { prefill, blocks: 10, computes: 160, travels: draws.travels ?? 10, draws: true } as Split,
     listener: {
       leg: () => {},
       pending: (blocks) => pending.push(blocks),
@@ -74,7 +78,7 @@ async function handedOff(
         expect(seconds >= 0 && seconds < 60).toBe(true);
         draws.pauses?.push(isGiven);
       },
-      travelled: () => {},
+      travelled: (transfer) => draws.transfers?.push(transfer),
     },
   }).run(new AbortController().signal, ({ tokenIds }) => {
     draws.given.push([...tokenIds]);
@@ -149,6 +153,60 @@ it('that the last blocks came is told with the first token: from then on nothing
       expect([pending, came]).toEqual([
         [10, 8, 4, 0],
         [4, 4],
+      ]);
+    },
+  );
+});
+
+it('what lies in the decode worker’s own node has not come over the link, nor has it still to travel', async () => {
+  const [pending, came]: number[][] = [[], []];
+  const draws: Draws = { tells: [], given: [], travels: 4, transfers: [] };
+  await handedOff(
+    [
+      ['d', state(2, 0)],
+      ['p', state(0, 7)],
+      ['d', state(2, 6)],
+      ['d', state(2, 7)],
+      ['p', { ...state(0, 10), finishReason: 'prefilled' }],
+      ['d', state(2, 8)],
+      ['d', begun],
+      goesOn,
+    ],
+    pending,
+    [],
+    draws,
+    came,
+  );
+  expect([pending, came]).toEqual([
+    [4, 4, 4, 3, 2, 0, 0],
+    [1, 1, 2],
+  ]);
+  const seconds = expect.any(Number);
+  expect(draws.transfers).toEqual([{ blocks: 4, lastBlocks: 3, tookS: seconds, afterS: seconds }]);
+});
+
+it.each<[string, Step[]]>([
+  ['has waited as long as it does', [['p', 'cancelled']]],
+  ['is told to go on alone', [['p', { ...state(0, 4), finishReason: 'prefilled' }]]],
+])('nothing travels any more once the decode side %s, however long it computes the rest', async (_, steps) => {
+  const [pending, came]: number[][] = [[], []];
+  const draws: Draws = { tells: [], given: [], deadlineMs: steps[0]![1] === 'cancelled' ? 20 : 60_000 };
+  await handedOff(
+    [
+      ['d', state(0, 0)],
+      ['p', state(0, 4)],
+      ['d', state(0, 2)],
+      ...steps,
+      ['d', state(0, 3)], // it was on its way
+    ],
+    pending,
+    [],
+    draws,
+    came,
+    () => {
+      expect([pending, came]).toEqual([
+        [10, 10, 8, 0],
+        [2, 1],
       ]);
     },
   );

@@ -82,9 +82,9 @@ export interface Took {
 export interface HandOffListener {
   /** A leg at this prefill worker begins (`began`), or has ended. */
   leg(prefill: Split['prefill'], began: boolean): void;
-  /** So many blocks have still to travel. */
+  /** So many blocks have still to travel from the prefill side's node. */
   pending(blocks: number): void;
-  /** So many more have come to the decode side, by then: performance.now(). */
+  /** So many more have come from there to the decode side, by then: performance.now(). */
   came(blocks: number, atMs: number): void;
   /** Something fell short; for the answer's headers, and metrics. */
   fellShort(why: Shortfall, error?: KvError): void;
@@ -122,6 +122,8 @@ export class HandOff {
   /** Blocks in the prefill side's node. */
   #ready = 0;
   #hasToken = false;
+  /** The decode side waits no more, and computes the rest itself. */
+  #goesOn = false;
   /** When the first block was ready, and when all were: performance.now(). */
   #firstReadyMs: number | undefined;
   #allReadyMs: number | undefined;
@@ -152,7 +154,7 @@ export class HandOff {
     const early = new EarlyToken(request.requestId, onEvent);
     this.#early = early;
     const either = AbortSignal.any([signal, early.signal]);
-    this.#options.listener.pending(split.blocks);
+    this.#options.listener.pending(this.#leftOf(0));
     this.#options.listener.leg(split.prefill, true);
     let isCounted = true;
     const sent = engines.sent(split.prefill.number, this.#shareOf(split, request.requestId, 1));
@@ -168,15 +170,18 @@ export class HandOff {
         if (state !== undefined && tokenIds.length === 0 && finishReason === '') {
           if (this.#local !== undefined) {
             this.#haveCome(Math.min(state.readyBlocks, split.blocks), performance.now());
-            this.#options.listener.pending(split.blocks - this.#came);
+            if (!this.#goesOn) this.#options.listener.pending(this.#leftOf(this.#came));
             return undefined; // that it has room is said once
           }
           this.#local = Math.min(state.localBlocks, split.blocks);
           this.#admittedMs = performance.now();
           // Then it computes the rest itself, and what a prefill worker still does nobody takes.
-          this.#waited = setTimeout(() => this.#over.abort(ended), deadlineMs);
+          this.#waited = setTimeout(() => {
+            this.#waitsNoMore();
+            this.#over.abort(ended);
+          }, deadlineMs);
           this.#came = this.#local;
-          this.#options.listener.pending(split.blocks - this.#local);
+          this.#options.listener.pending(this.#leftOf(this.#local));
           if (this.#local >= split.blocks) uncount();
           else this.#leg = this.#prefill(split, uncount);
           return undefined;
@@ -220,7 +225,9 @@ export class HandOff {
       this.#tail = { cameMs, us: cache.tailUs };
       if (this.#firstReadyMs !== undefined && this.#allReadyMs !== undefined) {
         const [tookS, afterS] = [this.#firstReadyMs, this.#allReadyMs].map((ms) => Math.max(cameMs - ms, 0) / 1000);
-        listener.travelled({ blocks: come, lastBlocks: come - hidden, tookS: tookS!, afterS: afterS! }, cameMs);
+        const blocks = this.#leftOf(local) - this.#leftOf(local + come);
+        const lastBlocks = Math.min(come - hidden, blocks);
+        listener.travelled({ blocks, lastBlocks, tookS: tookS!, afterS: afterS! }, cameMs);
       }
       this.#tellTook();
     }
@@ -231,8 +238,24 @@ export class HandOff {
 
   #haveCome(blocks: number, atMs: number): void {
     if (blocks <= this.#came) return;
-    this.#options.listener.came(blocks - this.#came, atMs);
+    const travelled = this.#leftOf(this.#came) - this.#leftOf(blocks);
     this.#came = blocks;
+    if (travelled > 0) this.#options.listener.came(travelled, atMs);
+  }
+
+  /**
+   * Blocks that have still to travel when the decode side has so many. What lies in its own node is told as any other, and comes first:
+   * it is there already.
+   */
+  #leftOf(come: number): number {
+    const { blocks, travels } = this.#options.split;
+    return Math.min(blocks - come, travels);
+  }
+
+  /** However long its own computing takes: what has not come until then does not travel any more. */
+  #waitsNoMore(): void {
+    this.#goesOn = true;
+    this.#options.listener.pending(0);
   }
 
   #tellPause({ tokenIds }: GenerateEvent): void {
@@ -296,6 +319,7 @@ export class HandOff {
   async #goOnAlone(): Promise<void> {
     const { engines, decode, request } = this.#options;
     const { signal } = this.#over;
+    this.#waitsNoMore();
     // Where it fails: the stream says what is wrong with the worker, and it waits no longer than it was told at first.
     await new Promise<void>((resolve) => {
       signal.addEventListener('abort', () => resolve(), { once: true });

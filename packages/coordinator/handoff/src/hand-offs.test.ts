@@ -78,63 +78,6 @@ it('a request whose first token the prefill side gave waits at the decode side u
   expect([handOffs.awaiting, handOffs.legs, handOffs.pendingBlocks]).toEqual([0, 0, 0]);
 });
 
-it('transfers that share a link measure all of it, not each its part', async () => {
-  const workers = new FakeWorkers();
-  const [decode] = [workers.add('d'), workers.add('p'), workers.add('q')];
-  for (const [at, role] of (['decode', 'prefill', 'prefill'] as const).entries())
-    Object.assign(workers.all[at]!, { record: recordOf(`${role}${at}`, { role, node: `n${at}` }) });
-  const streams = new Map<string, { onEvent: OnEvent; end: () => void }>();
-  const engines = {
-    workers: () => workers.all,
-    sent: (...sent: Parameters<FakeWorkers['sent']>) => workers.sent(...sent),
-    engine: () => ({ changeHandOff: async () => true, tellFirstToken: async () => true }),
-    follow: (_: number, { requestId }: GenerateRequest, signal: AbortSignal, onEvent: OnEvent) =>
-      new Promise<void>((resolve) => {
-        streams.set(requestId, { onEvent, end: resolve });
-        signal.addEventListener('abort', () => resolve(), { once: true });
-      }),
-  } as unknown as HandOffEngines;
-  const limits = { split: 'always', itlMs: 1 } as const; // no token is drawn at the prefill side
-  const handOffs = new HandOffs({ engines, holdings: nothingHeld, logger: createLogger('test', 'silent'), limits });
-  const lines: string[] = [];
-  const follow = (id: string): Promise<void> =>
-    handOffs.follow(
-      {
-        ...{ worker: decode!, share: { requestId: id, tokensAhead: 0, blocks: 0, loadS: 0 } },
-      } as unknown as Parameters<HandOffs['follow']>[0],
-      { ...asked, id, tokens: 1_601, arrivedMs: performance.now() },
-      greedy({ requestId: id }),
-      new AbortController().signal,
-      () => {},
-      ({ line }) => void lines.push(line),
-    );
-  const says = (id: string, part: Parameters<typeof event>[0]) => streams.get(id)!.onEvent(event(part));
-  const ready = (readyBlocks: number) => ({ handOff: { localBlocks: 0, readyBlocks } });
-  const runs = [follow('a'), follow('b')];
-  for (const id of ['a', 'b']) {
-    says(id, ready(0));
-    says(`${id}-prefill-1`, { ...ready(100), finishReason: 'prefilled' });
-  }
-  // 100 blocks a second for both, ten at a time each; what came last is told a tail of half a second later.
-  for (let come = 10; come < 100; come += 10) {
-    vi.advanceTimersByTime(200);
-    for (const id of ['a', 'b']) says(id, ready(come));
-  }
-  vi.advanceTimersByTime(700);
-  const cache = { promptTokens: 1_601, cachedTokens: 1_600, tokensByTier: {}, queueUs: 0, loadUs: 0, prefillUs: 0 };
-  for (const id of ['a', 'b']) {
-    says(id, { tokenIds: [1], finishReason: 'length', cache: { ...cache, tailUs: 500_000 } });
-    streams.get(id)!.end();
-  }
-  await Promise.all(runs);
-  const last = follow('c');
-  // 95, since the other's last ten were not told yet, and a quarter of the way to 100.
-  expect(/link=(\S+) blocks/.exec(lines.at(-1)!)?.[1]).toBe('96');
-  says('c', { tokenIds: [1], finishReason: 'length' });
-  streams.get('c')!.end();
-  await last;
-});
-
 it('who came late is a reason to refuse, not for ever: one is let in again, and shows how it is now', async () => {
   const workers = new FakeWorkers();
   const [decode, other] = [workers.add('d')!, workers.add('o')!];

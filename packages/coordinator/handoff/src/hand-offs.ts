@@ -88,6 +88,8 @@ const noNodes: Nodes = [];
 const [firstLateS, mostLateS] = [0.004, 0.5];
 /** Of nobody's coming for so many targets, half of what was learned of lateness is forgotten. */
 const believedTargets = 4;
+/** What came is known for so many waits: one in which it came, and the rest of the prompt behind it. */
+const keptWaits = 2;
 /** No estimate of a queue is taken for exact: a prefill worker gets so many times as long. */
 const patience = 3;
 
@@ -212,13 +214,10 @@ export class HandOffs {
       listener: {
         leg: ({ number }, began) => this.#countLeg(number, began ? 1 : -1),
         pending: (blocks) => {
-          const travels = Math.min(blocks, split.travels);
-          this.#count(this.#pending, node, travels - pending);
-          pending = travels;
+          this.#count(this.#pending, node, blocks - pending);
+          pending = blocks;
         },
-        came: (blocks, atMs) => {
-          if (split.travels > 0) this.#linkOf(node).come.came(blocks, atMs);
-        },
+        came: (blocks, atMs) => this.#linkOf(node).come.came(blocks, atMs),
         fellShort: (why, error) => {
           this.metrics.fellShort(why);
           const fields = { request: request.requestId, prefill, decode: choice.worker.record.name, why };
@@ -361,7 +360,7 @@ export class HandOffs {
     if (link !== undefined) return link;
     // Nodes come and go: the oldest is forgotten, and measured again.
     if (this.#links.size >= maxLinks) this.#links.delete(this.#links.keys().next().value!);
-    link = { rate: new LinkRate(), come: new CameBlocks() };
+    link = { rate: new LinkRate(), come: new CameBlocks(keptWaits * this.#limits.deadlineMs) };
     this.#links.set(node, link);
     return link;
   }

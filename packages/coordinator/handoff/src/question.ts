@@ -49,7 +49,7 @@ export interface Question {
   readonly linkBlocksPerS: number;
   /** Blocks of other hand-offs that have still to come over it. */
   readonly pendingBlocks: number;
-  /** The decode side waits so long for blocks: what is there later is computed twice. */
+  /** The decode side waits so long for blocks, from when it has its room: what is there later is computed twice. */
   readonly deadlineS: number;
   /** Legs that one worker may have; legs that the coordinator may still begin. */
   readonly legsPerWorker: number;

@@ -176,6 +176,34 @@ describe('the load', () => {
     expect(planner.plans()[0]!.load.outputTokensPerS / 5_000).toBeCloseTo(1, 1);
   });
 
+  it('of answers whose length nobody tells is shared out among those alone: a prompt that another worker computes is none', async () => {
+    const seen: number[] = [];
+    for (const legs of [0, 8]) {
+      make();
+      for (const [name, running] of Object.entries({ decode: 10, prefill: legs })) {
+        const role = name as 'decode' | 'prefill';
+        workers.add(name, { maxRunning: 64 }, { stepS: 0.01, stepPerRequestS: 0, running }).record = recordOf(name, {
+          role,
+        });
+      }
+      workers.changed();
+      for (let tenth = 0; tenth < 200; tenth++) {
+        const choice = await dispatch.choose(request(), never);
+        // One in five ends, so that the window has twenty of them.
+        if (tenth % 5 === 0) choice.ended();
+        if (tenth % 5 === 0) planner.tick();
+        nowMs += 100;
+      }
+      planner.tick();
+      seen.push(planner.plans()[0]!.load.outputTokensPerS);
+      planner.close();
+      workers.all.length = 0;
+      nowMs = 1_000_000;
+    }
+    expect(seen[0]).toBeGreaterThan(1_100); // more than the ten streams give
+    expect(seen[1]).toBe(seen[0]);
+  });
+
   it('is not known before some of the window has passed, whatever runs; of a model that comes later, too', () => {
     make();
     const settled = () => planner.plans().map(({ model, isSettled }) => [model, isSettled]);

@@ -263,17 +263,20 @@ function loadOf(sums: Entry['sums'], workers: readonly Seen[], nowMs: number): L
     requestsPerS,
     promptTokensPerS: sums.perS('tokens', nowMs),
     hitRatio: chosen > 0 ? sums.sum('cachedTokens', nowMs) / chosen : 0,
-    outputTokensPerS: Math.max(sums.perS('outputTokens', nowMs), requestsPerS * perAnswerOf(sums, workers, nowMs)),
+    outputTokensPerS: Math.max(
+      sums.perS('outputTokens', nowMs),
+      requestsPerS * perAnswerOf(sums, ofEither('decode', workers), nowMs),
+    ),
   };
 }
 
-/** Tokens; 0: not known. One whose client left says nothing of how long answers are. */
-function perAnswerOf(sums: Entry['sums'], workers: readonly Seen[], nowMs: number): number {
+/** Tokens; 0: not known. One whose client left says nothing of how long answers are. What runs at prefill workers is a part of no answer. */
+function perAnswerOf(sums: Entry['sums'], decoding: readonly Seen[], nowMs: number): number {
   const whole = sums.sum('whole', nowMs);
   if (whole > 0) return sums.sum('wholeTokens', nowMs) / whole;
   const ended = sums.sum('ended', nowMs);
   if (ended === 0) return 0;
-  const running = workers.reduce((all, { load }) => all + load.running, 0);
+  const running = decoding.reduce((all, { load }) => all + load.running, 0);
   return sums.sum('outputTokens', nowMs) / (ended + running);
 }
 
