@@ -83,6 +83,8 @@ export interface ApiServerOptions extends Place {
   /** How long the start waits for a worker; without one the API server opens all the same and answers 503. */
   readonly firstContactMs?: number;
   readonly limits?: Partial<ApiServerLimits>;
+  /** Of the largest body that its `reader` gets: the threads have room for it, too. */
+  readonly readerBodyBytes?: number | undefined;
   /** Whose threads read texts; its owner closes it. Without it the API server has its own. */
   readonly text?: TextPool;
 }
@@ -143,7 +145,8 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
     return keys;
   };
   const metrics = new RequestMetrics();
-  const text = options.text ?? new TextPool({ bodyBytes: limits.bodyBytes, onReread: rereadTold(metrics, logger) });
+  const bodyBytes = Math.max(limits.bodyBytes, options.readerBodyBytes ?? 0);
+  const text = options.text ?? new TextPool({ bodyBytes, onReread: rereadTold(metrics, logger) });
   const { engines, dispatch, degraded = nothing, guesses, media = [] } = options;
   const onWaiting = (count: number): void => metrics.expecting.set(count);
   const leftAtMs = (model?: string): number | undefined => models.leftAtMs(model);

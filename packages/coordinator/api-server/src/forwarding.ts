@@ -2,13 +2,14 @@
  * Requests to workers with OpenAI's API: the body goes on as it came, and the answer comes back as it is (pass-back.ts).
  *
  * Until its first byte, of a stream its first token, a failure is tried at another worker: a connection that ends, and statuses that say "not
- * here, not now", which a stream may say in its first event. When all have answered 500, the last one's words are the answer.
+ * here, not now", which a stream may say in its first event. When all that were asked have answered 500, the last one's words are the answer.
  *
  * Invariants: what a client's `kv_transfer_params` lend (transfer.ts) is shown to one worker: the next one computes the prompt. Once an
  * answer goes back nobody else is asked, and the body is let go.
  */
 import { type Choice, Saturated, sessionHeaders } from '@kvtier/dispatch';
 import type { Usage } from '@kvtier/registry';
+import type { Logger } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { ToPass } from './body-reader.ts';
 import type { Forwarded } from './engines.ts';
@@ -41,7 +42,7 @@ export interface ForwardOptions {
   readonly signal: AbortSignal;
   /** An answer goes back: no other worker is asked. */
   readonly begun: () => void;
-  /** A worker failed; it is tried at another. */
+  /** A worker failed so, and another try begins. */
   readonly retried: (error: unknown) => void;
   /** Of an answer that is streamed. */
   readonly firstToken: () => void;
@@ -49,24 +50,37 @@ export interface ForwardOptions {
   readonly pause: (elapsedMs: number) => void;
   /** What a whole answer says of its tokens, where it does. */
   readonly usage: (usage: Usage) => void;
+  readonly logger: Logger;
 }
 
 /** Answers the request. @throws KvError: while nothing is written */
 export async function forward(request: FastifyRequest, reply: FastifyReply, options: ForwardOptions): Promise<void> {
+  const tries = new Tries(options.place);
   try {
-    await tryAll(request, reply, options);
+    await tryAll(request, reply, options, tries);
   } catch (error) {
-    if (!(error instanceof PodRefusal) || !error.mayBeRequest || reply.raw.headersSent) throw error;
-    if (error.said === undefined)
-      throw new HttpError(500, `${error.message}, or look into its log.`, { code: 'engine_failed' });
-    options.placed.answered(error.by);
-    await passBack(reply, error.said, { ...options, firstToken: () => {} });
+    if (!(error instanceof PodRefusal) || !tries.mayBeRequest || reply.raw.headersSent) throw error;
+    const { placed, logger } = options;
+    const { by, said, words } = error;
+    placed.answered(by);
+    const { name } = by.worker.record;
+    const why = words === '' ? `${error.message}, or look into its log.` : `worker ${name}: answers 500: ${words}`;
+    if (said === undefined) {
+      void reply.headers(placed.headers());
+      throw new HttpError(500, why, { code: 'engine_failed' });
+    }
+    logger.warn({ request: request.id }, why);
+    await passBack(reply, said, { ...options, firstToken: () => {} });
   }
 }
 
-async function tryAll(request: FastifyRequest, reply: FastifyReply, options: ForwardOptions): Promise<void> {
+async function tryAll(
+  request: FastifyRequest,
+  reply: FastifyReply,
+  options: ForwardOptions,
+  tries: Tries,
+): Promise<void> {
   const { place, body, placed, signal, requestId, arrivedMs, ttftMs } = options;
-  const tries = new Tries(place);
   const headers: Record<string, string> = { 'content-type': 'application/json', 'x-request-id': String(request.id) };
   for (const name of kept) {
     const value = request.headers[name];
@@ -106,12 +120,15 @@ async function tryAll(request: FastifyRequest, reply: FastifyReply, options: For
     isLent = body.isLoan;
     return place.engines.forward(choice.worker.number, options.path, headers, bytes, signal);
   };
+  /** How the worker before failed; and that, if it answered so. */
+  let failed: unknown;
   let refused: PodRefusal | undefined;
   for (;;) {
     const choice = await tries.next(routed, signal).catch((error: unknown) => {
       // When all will have room dispatch knows better than a pod that failed before.
-      throw error instanceof Saturated ? error : (refused ?? error);
+      throw signal.aborted || error instanceof Saturated ? error : (refused ?? error);
     });
+    if (failed !== undefined) options.retried(failed);
     let answerTokens: number | undefined;
     try {
       placed.chosen(choice);
@@ -119,10 +136,7 @@ async function tryAll(request: FastifyRequest, reply: FastifyReply, options: For
       let answer = await ask(choice);
       const split = legsFor(choice);
       if (split && answer.status === 200) answer = (await split.after(answer, choice)) ?? (await ask(choice));
-      if (notHere.has(answer.status)) {
-        refused = await refusalOf(choice, answer);
-        throw refused;
-      }
+      if (notHere.has(answer.status)) throw await refusalOf(choice, answer);
       const usage = (told: Usage): void => {
         answerTokens = told.completionTokens;
         options.usage(told);
@@ -145,7 +159,8 @@ async function tryAll(request: FastifyRequest, reply: FastifyReply, options: For
       placed.retried(choice);
       tries.failed(error, choice, signal);
       if (isLent && body.members === undefined) throw error; // they cannot be taken out of it
-      options.retried(error);
+      failed = error;
+      refused = error instanceof PodRefusal ? error : undefined;
     } finally {
       choice.ended(answerTokens);
     }

@@ -247,6 +247,7 @@ export class Generation {
         ttftMs: targets.ttftMs,
         unreadMs,
         signal,
+        logger,
         begun: letGo,
         retried: (error) => metrics.countRetry(error),
         usage: (usage) => metrics.countUsage(usage),

@@ -1,6 +1,7 @@
 /**
  * A pod says "not here, not now", and perhaps when it may be asked again. Of a 500 its request may be as much the reason as the pod is: its
- * words are kept, for a client that no other pod answers better.
+ * words are kept, for a client that no other pod answers better. An answer of OpenAI's shape goes on as it is; of any other, such as a page
+ * of HTML, the words alone: clients read `error.message`.
  *
  * Invariant: at most `mostSaidBytes` are read of them, for `mostSayingMs`.
  */
@@ -13,6 +14,7 @@ import type { Forwarded } from './engines.ts';
 const maxRetryAfterS = 60;
 const mostSaidBytes = 64 << 10;
 const mostSayingMs = 1_000;
+const mostWords = 2_000;
 
 export class PodRefusal extends KvError {
   readonly by: Choice;
@@ -20,11 +22,14 @@ export class PodRefusal extends KvError {
   readonly retryAfterS: number | undefined;
   /** The request, and not the pod, may be why. */
   readonly mayBeRequest: boolean;
-  /** What the pod has answered then; undefined: nothing more. */
+  /** What the pod has answered then, where a client can read it. */
   readonly said: Forwarded | undefined;
+  /** Its own; empty: none. */
+  readonly words: string;
 
   /** `retryAfter`: its header, in seconds; a date says nothing to us, whose clock may be another. */
-  constructor(by: Choice, { status, headers }: Forwarded, said?: Forwarded) {
+  constructor(by: Choice, answer: Forwarded, bytes: Buffer = Buffer.alloc(0)) {
+    const { status, headers } = answer;
     const { name } = by.worker.record;
     super(status === 429 ? 'BUSY' : 'DISCONNECTED', `worker ${name}: answers ${status}; try again`, { retry: true });
     this.by = by;
@@ -32,15 +37,18 @@ export class PodRefusal extends KvError {
     const isSeconds = typeof retryAfter === 'string' && /^\d{1,9}$/.test(retryAfter);
     this.retryAfterS = isSeconds ? Math.min(Math.max(Number(retryAfter), 1), maxRetryAfterS) : undefined;
     this.mayBeRequest = status === 500;
-    this.said = said;
+    const { words, isInShape } = wordsIn(bytes);
+    this.words = words;
+    this.said = isInShape ? { ...answer, body: oneOf(bytes) } : undefined;
   }
 }
 
 /** Of an answer that is none; the rest of it is left. */
 export async function refusalOf(by: Choice, answer: Forwarded): Promise<PodRefusal> {
-  const bytes = answer.status === 500 ? await beginningOf(answer) : undefined;
+  const isReadable = (answer.headers['content-encoding'] ?? 'identity') === 'identity';
+  const bytes = answer.status === 500 && isReadable ? await beginningOf(answer) : undefined;
   await leave(answer);
-  return new PodRefusal(by, answer, bytes?.length ? { ...answer, body: oneOf(bytes) } : undefined);
+  return new PodRefusal(by, answer, bytes);
 }
 
 /** As much as comes soon. */
@@ -67,6 +75,24 @@ async function beginningOf({ body }: Forwarded): Promise<Buffer> {
     clearTimeout(timer);
   }
   return Buffer.concat(pieces).subarray(0, mostSaidBytes);
+}
+
+/** OpenAI's `error.message`; SGLang's `message`, FastAPI's `detail`; or all of it. */
+function wordsIn(bytes: Buffer): { readonly words: string; readonly isInShape: boolean } {
+  const text = bytes.toString('utf8').trim();
+  const { error, message, detail } = objectIn(text);
+  const told = (error as { readonly message?: unknown } | null | undefined)?.message;
+  const words = [told, error, message, detail].find((value) => typeof value === 'string' && value !== '') ?? text;
+  return { words: (words as string).slice(0, mostWords), isInShape: Boolean(error) };
+}
+
+function objectIn(json: string): Readonly<Record<string, unknown>> {
+  try {
+    const value: unknown = JSON.parse(json);
+    return typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : {};
+  } catch {
+    return {};
+  }
 }
 
 async function* oneOf(part: Buffer): AsyncGenerator<Buffer> {

@@ -1,5 +1,6 @@
 /** Pods that answer 500: another one may do better, and where none does the last one's words are the answer. */
 import { Pod, type PodRequest } from '@kvtier/registry/testing';
+import { createLogger } from '@kvtier/telemetry';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Harness } from './testing/harness.ts';
 
@@ -52,22 +53,68 @@ it.each([1, 2])('of %d that all answer 500, each is asked once', async (count) =
   ]).toEqual(['application/problem+json', pods[count - 1]!.name, count === 1 ? null : '1', null]);
   expect(seen()).toEqual([1, count - 1]);
   await atRest();
-  expect(await at.metricsText()).toContain('kvtier_requests_total{route="/v1/completions",status="500"} 1\n');
+  const metrics = await at.metricsText();
+  expect(metrics).toContain('kvtier_requests_total{route="/v1/completions",status="500"} 1\n');
+  const retries = /^kvtier_request_retries_total.*$/m.exec(metrics)?.[0];
+  expect(retries).toBe(count === 1 ? undefined : 'kvtier_request_retries_total{code="DISCONNECTED"} 1');
 });
 
-it('no more than 64 KiB of its words are kept', async () => {
+it('the log has one line of it', async () => {
+  const logger = createLogger('pod-words-test', 'silent');
+  const warn = vi.spyOn(logger, 'warn');
+  await at.open({ logger });
   await known(1);
-  one.answer = answers(500, 'a'.repeat(100_000));
+  for (const text of ['{"error":{"message":"EngineCore died"}}', 'EngineCore died']) {
+    one.answer = answers(500, text);
+    expect((await ask({ headers: { 'content-type': 'application/json', 'x-request-id': 'r-1' } })).status).toBe(500);
+    await atRest();
+    const expected = [[{ request: 'r-1' }, 'worker one: answers 500: EngineCore died']];
+    await vi.waitFor(() => expect(warn.mock.calls).toEqual(expected), patience);
+    warn.mockClear();
+  }
+});
+
+const inOurShape = (words: string): object => ({
+  error: { message: `worker one: answers 500: ${words}`, type: 'server_error', param: null, code: 'engine_failed' },
+});
+it.each([
+  ['text', 'Internal Server Error', 'Internal Server Error'],
+  ["SGLang's object", '{"object":"error","message":"it died","type":"InternalServerError","code":500}', 'it died'],
+  ["FastAPI's detail", '{"detail":"it died"}', 'it died'],
+  ['no object', '["it died"]', '["it died"]'],
+  ['an object of another form', '{"error":null}', '{"error":null}'],
+  ['much text', 'a'.repeat(100_000), 'a'.repeat(2_000)],
+  [
+    'more than 64 KiB of an object',
+    `{"error":{"message":"${'a'.repeat(100_000)}"}}`,
+    `{"error":{"message":"${'a'.repeat(1_979)}`,
+  ],
+])('what no client would read is told in a form that all read: %s', async (_, text, words) => {
+  await known(1);
+  one.answer = answers(500, text, { 'content-type': 'text/html' });
   const response = await ask();
-  expect([response.status, await response.text()]).toEqual([500, 'a'.repeat(65_536)]);
+  const header = (name: string): string | null => response.headers.get(name);
+  expect([response.status, header('x-kvtier-worker'), await response.json()]).toEqual([500, 'one', inOurShape(words)]);
+  expect(header('content-type')).toMatch(/^application\/json/);
   await atRest();
 });
+
+it.each(['{"error":"it died"}', `{"error":{"message":"${'a'.repeat(60_000)}","code":500}}`])(
+  'what clients read goes on as it came (%#)',
+  async (text) => {
+    await known(1);
+    one.answer = answers(500, text);
+    const response = await ask();
+    expect([response.status, await response.text()]).toEqual([500, text]);
+    await atRest();
+  },
+);
 
 it('who never ends what it says is not waited for', async () => {
   await known(1);
   one.answer = ({ response }) => void response.writeHead(500, { 'content-type': 'text/plain' }).write('some');
   const response = await ask({ signal: AbortSignal.timeout(10_000) });
-  expect([response.status, await response.text(), one.seen.length]).toEqual([500, 'some', 1]);
+  expect([response.status, await response.json(), one.seen.length]).toEqual([500, inOurShape('some'), 1]);
   await one.seen[0]!.left;
   await atRest();
 });
@@ -103,6 +150,85 @@ it.each<[string, (request: PodRequest) => void]>([
   expect([response.status, await response.text()]).toEqual([200, '{"ok":1}']);
   expect(two.seen).toHaveLength(2);
   await atRest();
+});
+
+const states = (): (string | undefined)[] =>
+  ['one', 'two'].map((name) => at.fleet.workers().find((worker) => worker?.record.name === name)?.state);
+const areSilent = (...names: ('one' | 'two')[]): Promise<unknown> =>
+  vi.waitUntil(() => names.every((name) => states()[name === 'one' ? 0 : 1] === 'silent'), patience);
+
+it('one that is away and expected is waited for, and no other is asked again', async () => {
+  await at.open({ limits: { absentMs: 20_000, retryMs: 20_000 } });
+  await known(2);
+  await two.stop();
+  await areSilent('two');
+  one.answer = answers(500, '{"error":"one"}');
+  two.answer = answers(200, '{"ok":1}');
+  const asked = ask();
+  await vi.waitUntil(() => one.seen.length === 1, patience);
+  await two.start();
+  const response = await asked;
+  expect([response.status, await response.text(), seen()]).toEqual([200, '{"ok":1}', [1, 1]]);
+  await atRest();
+});
+
+it('and when it is expected no more, the answer is what the others said', async () => {
+  await at.open({ limits: { absentMs: 1_500 } });
+  await known(2);
+  await two.stop();
+  await areSilent('two');
+  one.answer = answers(500, '{"error":"one"}');
+  const response = await ask();
+  expect([response.status, await response.text(), seen()]).toEqual([500, '{"error":"one"}', [1, 0]]);
+  await atRest();
+});
+
+const unavailable = (message: string): object => ({
+  error: { message, type: 'server_error', param: null, code: 'engine_unavailable' },
+});
+/** The request of one that answers 500 and of another that hangs up waits: both are gone. */
+const askedInVain = async (limits: object, text: string): Promise<{ readonly asked: Promise<Response> }> => {
+  await at.open({ limits: { tries: 1_000, closeGraceMs: 0, ...limits } });
+  await known(2);
+  one.answer = answers(500, text);
+  two.answer = ({ response }) => {
+    response.socket!.destroy();
+    for (const { pod } of pods) void pod.stop();
+  };
+  const asked = ask();
+  await areSilent('one', 'two');
+  return { asked };
+};
+
+it('an old 500 is not the answer where another pod failed after it', async () => {
+  const { asked } = await askedInVain({ retryMs: 2_000 }, '{"error":"one"}');
+  const response = await asked;
+  expect([response.status, response.headers.get('retry-after'), await response.json()]).toEqual([
+    503,
+    '1',
+    unavailable(expect.stringMatching(/^worker (one|two): /) as unknown as string),
+  ]);
+  await atRest();
+});
+
+it('nor is one that comes last, behind other failures', async () => {
+  await at.open({ limits: { tries: 2 } });
+  await known(2);
+  one.answer = ({ response }) => void response.socket!.destroy();
+  two.answer = answers(500, '{"error":"two"}');
+  const response = await ask();
+  expect([response.status, response.headers.get('retry-after'), await response.json()]).toEqual([
+    503,
+    '1',
+    unavailable('worker two: answers 500; try again'),
+  ]);
+  await atRest();
+});
+
+it('nor is one when the server closes', async () => {
+  const { asked } = await askedInVain({ retryMs: 60_000 }, '');
+  const [response] = await Promise.all([asked, at.server.close()]);
+  expect([response.status, await response.json()]).toEqual([503, unavailable('the API server is closing; try again')]);
 });
 
 it('503 is tried again while there is time', async () => {

@@ -3,7 +3,8 @@
  *
  * While nobody is ready who could be asked at all, it waits for one that is expected (expected.ts).
  *
- * Where all that it may have answer 500, its request may be why, and no one is asked twice: each would compute it again.
+ * Where all that it may have answer 500, its request may be why, and no one is asked twice: each would compute it again. One that is away
+ * and expected is waited for then: it has not been asked.
  *
  * Bounded: `maxTries` workers that fail one after another (a request must not kill them all; those that are full do not count), and
  * `withinMs` from the first of them on. So long it also waits for a worker to come, when none is left. Each token that comes is a new
@@ -47,6 +48,8 @@ export class Tries {
   #except = new Set<string>();
   #failure: KvError | undefined;
   /** All of these failed so that the request may be why. */
+  #mayBeRequestOf = true;
+  /** All failures until now were such. */
   #mayBeRequest = true;
   #untilMs = 0;
   #pauseMs = firstPauseMs;
@@ -84,11 +87,17 @@ export class Tries {
         }
         if (!this.#hasBegun && isFinal(failure)) throw failure;
         if (!this.#hasBegun && isFinal(error)) throw error;
-        if (!this.#hasBegun && this.#except.size > 0 && this.#mayBeRequest) throw failure;
+        const isSuspect = !this.#hasBegun && this.#except.size > 0 && this.#mayBeRequestOf;
+        if (isSuspect && !this.#isSomebodyExpected(request)) throw failure;
         await this.#pause(failure, signal);
-        this.#beginAnew();
+        if (!isSuspect) this.#beginAnew();
       }
     }
+  }
+
+  /** Whoever failed until now answered so that the request may be why. */
+  get mayBeRequest(): boolean {
+    return this.#mayBeRequest;
   }
 
   /** Its worker gave a token. */
@@ -103,6 +112,8 @@ export class Tries {
   /** Its worker failed so. @throws `error` when that is final */
   failed(error: unknown, { worker }: Choice, signal: AbortSignal): void {
     if (signal.aborted) throw signal.reason;
+    const mayBeRequest = error instanceof PodRefusal && error.mayBeRequest;
+    if (!mayBeRequest) this.#mayBeRequest = false;
     if (!(error instanceof KvError)) throw error;
     if (!error.retry && !elsewhere.has(error.code)) throw error;
     const nowMs = performance.now();
@@ -112,13 +123,18 @@ export class Tries {
     // One that is in time nowhere it was tried is not asked of all.
     if (error.code !== 'BUSY' || error instanceof Saturated) this.#count++;
     if (this.#count >= this.#limits.maxTries || nowMs >= this.#untilMs) throw error;
-    if (!(error instanceof PodRefusal && error.mayBeRequest)) this.#mayBeRequest = false;
+    if (!mayBeRequest) this.#mayBeRequestOf = false;
     this.#except = new Set([...this.#except, worker.record.name]);
   }
 
   #beginAnew(): void {
     this.#except = new Set();
-    this.#mayBeRequest = true;
+    this.#mayBeRequestOf = true;
+  }
+
+  /** Besides those that failed, and in time. */
+  #isSomebodyExpected({ model, firstTokenByMs = Number.POSITIVE_INFINITY }: Asked): boolean {
+    return Math.min(this.#expected.untilMs(model), firstTokenByMs) > performance.now();
   }
 
   /** Until some worker of its model is ready. @throws `error` when none is expected in time; the reason of `signal` */

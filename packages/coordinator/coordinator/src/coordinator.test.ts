@@ -3,6 +3,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import type { Worker } from 'node:worker_threads';
 import { type CoordinatorInput, coordinatorSchema, parseConfig, routingPolicyNames } from '@kvtier/config';
 import { Gateway, modes, toldBy } from '@kvtier/endpoint-picker/testing';
 import { handOffDefaults } from '@kvtier/handoff';
@@ -157,14 +158,13 @@ it('takes as much at once as its configuration says', async () => {
   ]);
 });
 
-it('takes bodies as large and as slow as its configuration says, and they go on byte by byte', async () => {
+it('takes bodies as large as its configuration says, and they go on byte by byte', async () => {
   const pod = new Pod();
   pod.answer = ({ response }) => void response.end('{}');
   await pod.start();
   try {
     const workers = [{ name: 'pod', kind: 'openai' as const, address: pod.address }];
-    const limits = { bodyBytes: 32 << 20, largeBodyMs: 1_000 };
-    await start({ discovery: { kind: 'static', workers }, limits });
+    await start({ discovery: { kind: 'static', workers }, limits: { bodyBytes: 32 << 20 } });
     await ready();
     const image = Buffer.alloc(15 << 20, 'kvtier').toString('base64'); // 20 MiB
     const url = `data:image/png;base64,${image}`;
@@ -185,14 +185,39 @@ it('takes bodies as large and as slow as its configuration says, and they go on 
       413,
       { error: { message: 'The body is larger than 33554432 bytes.', code: 'request_too_large' } },
     ]);
-    const socket = connect(Number(new URL(coordinator!.url).port), '127.0.0.1');
-    const told = new Promise<string>((resolve) => socket.once('data', (bytes) => resolve(String(bytes))));
-    const head = `POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 200000`;
-    socket.write(`${head}\r\n\r\n${'a'.repeat(100_000)}`);
-    expect(await told).toMatch(/^HTTP\/1\.1 408 .*The body did not arrive within 1 s\./s);
-    socket.destroy();
   } finally {
     await pod.stop();
+  }
+});
+
+it('waits for a body as long as its configuration says', async () => {
+  await start({ engine: `unix:${dir}/a`, limits: { largeBodyMs: 1_000 } });
+  await ready();
+  const socket = connect(Number(new URL(coordinator!.url).port), '127.0.0.1');
+  const told = new Promise<string>((resolve) => socket.once('data', (bytes) => resolve(String(bytes))));
+  const head = `POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 200000`;
+  socket.write(`${head}\r\n\r\n${'a'.repeat(100_000)}`);
+  expect(await told).toMatch(/^HTTP\/1\.1 408 .*The body did not arrive within 1 s\./s);
+  socket.destroy();
+});
+
+it('who reads bodies has a heap for the largest, of the API server or of gateways', async () => {
+  const heaps: (number | undefined)[] = [];
+  const onThread = ({ resourceLimits }: Worker): void => void heaps.push(resourceLimits?.maxOldGenerationSizeMb);
+  process.on('worker', onThread);
+  try {
+    const endpointPicker = { port: 0, health: null, bodyBytes: 64 << 20, heldBytes: 64 << 20 };
+    await start({ engine: `unix:${dir}/a`, endpointPicker });
+    expect(heaps).toEqual([1_536, 1_536]);
+    await coordinator!.close();
+    await start({
+      engine: `unix:${dir}/a`,
+      endpointPicker: { ...endpointPicker, bodyBytes: 65_536 },
+      limits: { bodyBytes: 128 << 20 },
+    });
+    expect(heaps.slice(2)).toEqual([3_072, 3_072]);
+  } finally {
+    process.off('worker', onThread);
   }
 });
 

@@ -79,6 +79,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
       ...{ bodyBytes: limits.bodyBytes, largeBodyMs: limits.largeBodyMs },
       ...{ absentMs: routing.absentMs, closeGraceMs: config.drainMs },
     },
+    readerBodyBytes: config.endpointPicker?.bodyBytes,
     degraded: () => (fleet.discoveryProblem === undefined ? [] : ['discovery']),
     guesses: () => indexes.isGuessing,
     parts: () => ({ routing: dispatcher.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),

@@ -65,6 +65,91 @@ describe('of an answer', () => {
     expect(rig.became).toEqual(['went 0', ...(told === undefined ? [] : [told])]);
   });
 
+  const event = (data: object): string => `data: ${JSON.stringify(data)}\n\n`;
+  const error = (code: number): string => event({ error: { message: 'EngineCore died', code } });
+  const role = event({ choices: [{ delta: { role: 'assistant', content: '' } }] });
+  const token = event({ choices: [{ delta: { content: 'a' } }] });
+  const aborted = event({ choices: [{ delta: {}, finish_reason: 'abort' }] });
+  const done = 'data: [DONE]\n\n';
+  const began = 'a stream behind a gateway';
+  const well = ['went 0', 'succeeded 0'];
+  const first = ['first pod-0', 'ended pod-0'];
+  /** All that a stream's bytes, cut as its gateway cuts them, say of the pod and of its first token. */
+  const streamed = async (served: string, pieces: readonly string[], headers: object = {}): Promise<unknown> => {
+    const stream = await picked();
+    stream.responseHeaders(served, { ':status': '200', 'content-type': 'text/event-stream', ...headers });
+    for (const [at, piece] of pieces.entries()) stream.responseBody(piece, at === pieces.length - 1);
+    await stream.has(3 + pieces.length);
+    stream.end();
+    await stream.closed();
+    await rig.idle();
+    return [rig.became, rig.dispatch.told.slice(1)];
+  };
+
+  it.each<[string, string[], string[], string[]]>([
+    ['a token', [role, token, error(500)], well, first],
+    ['a token cut in two', [token.slice(0, 20), token.slice(20)], well, first],
+    ['a role and an end', [role, done], well, first],
+    ['comments and an end', [': ping\n\n', ''], well, ['ended pod-0']],
+    [
+      'an error',
+      [': ping\n\n', error(500)],
+      ['went 0', `failed 0 ${began} answers 500 in its first event`],
+      ['ended pod-0'],
+    ],
+    [
+      'an error behind its role',
+      [role, error(503)],
+      ['went 0', `failed 0 ${began} answers 503 in its first event`],
+      first,
+    ],
+    [
+      'an error, and an end',
+      [error(500), done],
+      ['went 0', `failed 0 ${began} answers 500 in its first event`],
+      ['ended pod-0'],
+    ],
+    ['an abort', [aborted], ['went 0', `failed 0 ${began} ends with "abort" before its first token`], ['ended pod-0']],
+    ['a refusal', [error(400)], ['went 0'], ['ended pod-0']],
+    ['a full queue', [error(429)], ['went 0'], ['ended pod-0']],
+  ])('a stream tells by its first event: %s', async (_, pieces, became, told) => {
+    await rig.start();
+    expect(await streamed(endpoint, pieces)).toEqual([became, told]);
+  });
+
+  it.each<[string, string, object, string[]]>([
+    ['200', endpoint, {}, ['went 0', `failed 0 ${began} answers 500 in its first event`]],
+    ['200 that nobody can read', endpoint, { 'content-encoding': 'gzip' }, well],
+    ['200 of another', '10.0.0.2:8000', {}, ['went 0', 'doubted 0']],
+    ['200 of nobody knows whom', '', {}, ['went 0', 'doubted 0']],
+  ])('and what it tells counts as its status would: %s', async (_, served, headers, became) => {
+    await rig.start({ fallbacks: 1 });
+    expect(await streamed(served, [error(500)], headers)).toMatchObject([became, {}]);
+  });
+
+  it('a stream of which a gateway shows nothing is as good as its status', async () => {
+    await rig.start();
+    const stream = await picked();
+    stream.responseHeaders(endpoint, { ':status': '200', 'content-type': 'text/event-stream' });
+    await stream.has(3);
+    expect(rig.became).toEqual(['went 0']);
+    stream.end();
+    await stream.closed();
+    await rig.idle();
+    expect(rig.became).toEqual(well);
+  });
+
+  it('a stream that is left before it tells anything says nothing', async () => {
+    await rig.start();
+    const stream = await picked();
+    stream.responseHeaders(endpoint, { ':status': '200', 'content-type': 'text/event-stream' });
+    stream.responseBody(role, false);
+    await stream.has(4);
+    stream.cancel();
+    await rig.idle();
+    expect(rig.became).toEqual(['went 0']);
+  });
+
   it('nothing is told where no model answers it', async () => {
     await rig.start();
     const stream = rig.gateway.open({ modes: modes.duplex });
@@ -88,6 +173,15 @@ describe('of an answer', () => {
     (await picked()).cancel();
     await rig.idle();
     expect(rig.became).toEqual(['went 0', failed(500), 'went 0']);
+    const twice = await picked();
+    for (let i = 0; i < 2; i++) {
+      twice.responseHeaders(endpoint, { ':status': '200', 'content-type': 'text/event-stream' });
+      twice.responseBody('data: {"choices":[{"text":"a"}]}\n\n', false);
+    }
+    await twice.has(6);
+    twice.cancel();
+    await rig.idle();
+    expect(rig.became.slice(3)).toEqual(['went 0', 'succeeded 0']);
   });
 });
 

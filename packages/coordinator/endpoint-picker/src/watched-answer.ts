@@ -1,8 +1,8 @@
 /**
  * An answer as the gateway tells of it: who gave it, when its first token came, its usage. The request's share of a worker's load ends with it,
- * exactly once.
+ * exactly once. What it says of the pod its status tells, and of a stream of events that the gateway shows its first one.
  */
-import { AnswerTail } from '@kvtier/registry';
+import { AnswerTail, outcomeOf, StartReader } from '@kvtier/registry';
 import type { HttpHeaders } from '@kvtier/wire/ext-proc';
 import { headersOf, type Metadata, servedOf } from './asked.ts';
 import type { PickerMetrics } from './metrics.ts';
@@ -24,6 +24,10 @@ export class WatchedAnswer {
   #isJudged = false;
   /** An answer that comes as events, none of which has come: its body begins with its first token. */
   #isStreamed = false;
+  /** Of one that can be read, until it says what it is; and who wants to know how it failed, or that it did not. */
+  #start: StartReader | undefined;
+  #hasBody = false;
+  #began: (failure: string | undefined) => void = () => {};
 
   constructor(metrics: PickerMetrics) {
     this.#metrics = metrics;
@@ -50,12 +54,13 @@ export class WatchedAnswer {
     this.#isStreamed = this.#isGood && /^text\/event-stream\b/i.test(told.get('content-type') ?? '');
     this.#isTheirs = this.#isGood && !isElsewhere; // what is not good may be the gateway's own word
     if (this.#isTheirs) this.#picked?.heard();
+    if (this.#isStreamed && isPlain && !isAll && !this.#isJudged) this.#start = new StartReader();
     if (this.#picked) this.#judge(this.#picked, status, served);
     if (isAll) this.#firstToken(false);
   }
 
   body(body: Buffer): void {
-    if (body.length > 0) this.#firstToken(this.#isStreamed);
+    if (body.length > 0) this.#read(body);
     if (body.length > 0 && this.#isTheirs) this.#picked?.heard();
     if (this.#usageIsRead) this.#tail.push(body);
   }
@@ -64,12 +69,16 @@ export class WatchedAnswer {
   ended(): void {
     const usage = this.#usageIsRead ? this.#tail.usage() : undefined;
     this.#usageIsRead = false;
+    if (this.#start) this.#began(undefined);
+    this.#start = undefined;
     this.#picked?.share.ended(usage?.completionTokens);
     if (usage) this.#metrics.countUsage(usage);
   }
 
-  /** Whatever became of it. */
+  /** Whatever became of it. A gateway that shows no body says so by its mode, or not at all. */
   left(): void {
+    if (this.#start && !this.#hasBody) this.#began(undefined);
+    this.#start = undefined;
     this.#picked?.share.ended();
   }
 
@@ -83,10 +92,30 @@ export class WatchedAnswer {
     const isTheirs = served === endpoint || (served === undefined && isAlone);
     const isFailure = /^5\d\d$/.test(status);
     if (served !== undefined && !isTheirs) judgement.doubted();
+    else if (this.#start)
+      this.#began = (failure) => {
+        if (failure !== undefined && isTheirs) judgement.failed(`a stream behind a gateway ${failure}`);
+        else if (failure !== undefined) judgement.doubted();
+        else if (isTheirs) judgement.succeeded();
+      };
     else if (this.#isGood && isTheirs) judgement.succeeded();
     else if (isFailure && served !== undefined && status !== routeTimedOut)
       judgement.failed(`a gateway was answered ${status}`);
     else if (isFailure) judgement.doubted();
+  }
+
+  #read(body: Buffer): void {
+    this.#hasBody = true;
+    const verdict = this.#start?.push(body);
+    if (verdict === undefined) {
+      if (this.#start === undefined || this.#start.hasEvent) this.#firstToken(this.#isStreamed);
+      return;
+    }
+    this.#start = undefined;
+    const outcome = outcomeOf(verdict);
+    if (outcome) this.#began(outcome.failure);
+    this.#isGood = outcome !== undefined && outcome.failure === undefined;
+    this.#firstToken(this.#isStreamed);
   }
 
   #firstToken(isTimed: boolean): void {

@@ -17,5 +17,5 @@ export { expectedLoads, usualLoads } from './load-rates.ts';
 export type { FleetCounts } from './member.ts';
 export { type Forwarded, leave } from './pod-requests.ts';
 export type { Share } from './sent-ledger.ts';
-export type { StreamStart } from './stream-start.ts';
+export { outcomeOf, StartReader, type StreamStart, type Verdict } from './stream-start.ts';
 export type { Leaning, OtherName, Sent, Worker, WorkerFacts, WorkerLoad, WorkerState } from './worker.ts';

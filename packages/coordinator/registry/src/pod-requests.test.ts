@@ -1,6 +1,6 @@
 /** Requests to one pod: what goes there, and one that says nothing of an answer for as long as it may, which no other pod is to compute. */
 import { once } from 'node:events';
-import { createServer, type Server } from 'node:http';
+import { createServer, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { Readable } from 'node:stream';
 import { type Dispatcher, errors, Pool } from 'undici';
@@ -84,6 +84,59 @@ describe('at a server', () => {
     expect(await wholeOf(await post(body))).toBe(`${bytes} none ${Buffer.from(body as string).toString()}`);
     // The same connection takes another one.
     expect(await wholeOf(await post('{}'))).toBe('2 none {}');
+  });
+
+  it('comments alone say nothing of the pod before more has come', async () => {
+    const outcomes: (string | undefined)[] = [];
+    const { port } = server.address() as AddressInfo;
+    await there.close();
+    there = new PodRequests(
+      { name: 'a', origin: new URL(`http://127.0.0.1:${port}`), access: undefined },
+      ...([5_000, () => ended++, (failure?: string) => void outcomes.push(failure)] as const),
+    );
+    let stream: ServerResponse | undefined;
+    server.on('request', (_, response) => {
+      stream = response.writeHead(200, { 'content-type': 'text/event-stream' });
+      stream.flushHeaders();
+    });
+    // Its time is over with its first comment.
+    const now = performance.now.bind(performance);
+    let laterMs = 0;
+    vi.spyOn(performance, 'now').mockImplementation(() => now() + laterMs);
+    const silent = async (): Promise<AsyncIterator<Buffer>> => {
+      stream = undefined;
+      const asked = post('{}');
+      await vi.waitUntil(() => stream !== undefined, { timeout: 20_000 });
+      laterMs += 30_000;
+      stream!.write(': ping\n\n');
+      const parts = (await asked).body[Symbol.asyncIterator]();
+      expect(String((await parts.next()).value)).toBe(': ping\n\n');
+      return parts;
+    };
+    const whole = await silent();
+    expect(outcomes).toEqual([]);
+    stream!.write('data: {"choices":[{"text":"a"}]}\n\n');
+    await whole.next();
+    expect(outcomes).toEqual([undefined]);
+    stream!.end();
+    expect(await whole.next()).toMatchObject({ done: true });
+    const ending = await silent();
+    stream!.end();
+    await ending.next();
+    const failing = await silent();
+    stream!.write('data: {"error":{"code":503}}\n\n');
+    await failing.next();
+    stream!.end();
+    await failing.next();
+    const breaking = await silent();
+    stream!.destroy();
+    await expect(breaking.next()).rejects.toMatchObject({ code: 'DISCONNECTED' });
+    expect(outcomes).toEqual([
+      undefined,
+      undefined,
+      '/v1/completions answers 503 in its first event',
+      expect.any(String),
+    ]);
   });
 
   it('who answers before it has read all of a body is heard', async () => {

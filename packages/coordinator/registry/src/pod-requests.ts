@@ -12,7 +12,7 @@ import type { IncomingHttpHeaders } from 'node:http';
 import { KvError } from '@kvtier/errors';
 import { type Dispatcher, Pool } from 'undici';
 import { authorizationOf, connectorOf, gone, type PodAddress } from './pod-connection.ts';
-import { type StreamStart, startOf } from './stream-start.ts';
+import { outcomeOf, type StreamStart, startOf, type Verdict } from './stream-start.ts';
 
 /** The answer of an openai worker, as it comes. */
 export interface Forwarded {
@@ -64,7 +64,8 @@ export class PodRequests {
 
   /**
    * `onEnd`: of a request, whatever became of it. `onOutcome`: what that says of the pod: it has answered (undefined), or has failed, and how.
-   * A stream has answered with its first token. A refusal (4xx) says nothing, nor does a request that somebody here ended.
+   * A stream has answered with its first token, with a role behind which none comes at once, with more comments than anybody sends, or with
+   * its end. A refusal (4xx) says nothing, nor does a request that somebody here ended.
    */
   constructor(
     pod: PodAddress,
@@ -124,6 +125,7 @@ export class PodRequests {
       if (this.#running.delete(running)) this.#onEnd();
     };
     let answer: Dispatcher.ResponseData;
+    const sentAtMs = performance.now();
     try {
       answer = await this.#pool.request({
         path,
@@ -145,29 +147,28 @@ export class PodRequests {
     const status = answer.statusCode;
     const kept = passedOn(answer.headers) as IncomingHttpHeaders;
     const forwarded: Forwarded = { status, headers: kept, body: this.#parts(answer.body, running, ended) };
-    if (isReadableStream(forwarded)) return this.#begun(path, forwarded, running);
+    if (isReadableStream(forwarded)) return this.#begun(path, forwarded, running, sentAtMs);
     if (status >= 500) this.#failed(`${path} answers ${status}`, running);
     else if (status < 300) this.#onOutcome(undefined);
     return forwarded;
   }
 
   /** A stream, as soon as it says what it is. @throws KvError DISCONNECTED: it was aborted there; what `#parts` does */
-  async #begun(path: string, answer: Forwarded, running: Running): Promise<Forwarded> {
-    const { verdict, rest } = await startOf(answer.body[Symbol.asyncIterator]());
+  async #begun(path: string, answer: Forwarded, running: Running, sentAtMs: number): Promise<Forwarded> {
+    const told = (verdict: Verdict): void => {
+      const outcome = outcomeOf(verdict);
+      if (outcome?.failure !== undefined) this.#failed(`${path} ${outcome.failure}`, running);
+      else if (outcome) this.#onOutcome(undefined);
+    };
+    const { verdict, rest } = await startOf(answer.body[Symbol.asyncIterator](), { sentAtMs, told });
     const begun = { ...answer, body: rest };
     if (verdict.kind === 'goes on') {
-      const { saysNothing, isRefused, finishReason } = verdict;
-      if (!saysNothing && !isRefused) this.#onOutcome(undefined);
+      const { isRefused, finishReason } = verdict;
       return { ...begun, start: { isRefused, finishReason } };
     }
     await leave(begun);
-    if (verdict.kind === 'aborted') {
-      const why = `${path} ends with "abort" before its first token`;
-      this.#failed(why, running);
-      throw gone(this.#pod, why);
-    }
+    if (verdict.kind === 'aborted') throw gone(this.#pod, `${path} ${outcomeOf(verdict)!.failure}`);
     const { status, json } = verdict;
-    if (status >= 500) this.#failed(`${path} answers ${status} in its first event`, running);
     const headers = { ...answer.headers, 'content-type': 'application/json' };
     return { status, headers, body: oneOf(Buffer.from(json)) };
   }

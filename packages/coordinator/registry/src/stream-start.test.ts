@@ -1,6 +1,6 @@
 /** What a pod's stream begins with, however its bytes are cut, and for how long it is held. */
-import { afterEach, expect, it, vi } from 'vitest';
-import { type Started, startOf } from './stream-start.ts';
+import { afterEach, describe, expect, it, vi } from 'vitest';
+import { outcomeOf, type Started, startOf, type Verdict } from './stream-start.ts';
 
 afterEach(() => void vi.useRealTimers());
 
@@ -8,7 +8,7 @@ const event = (data: object | string): string => `data: ${typeof data === 'strin
 const choice = (part: object): object => ({ choices: [{ index: 0, finish_reason: null, ...part }] });
 const role = event(choice({ delta: { role: 'assistant', content: '', reasoning_content: null, tool_calls: [] } }));
 const token = event(choice({ delta: { content: 'é' } }));
-const error = (code: unknown): object => ({ error: { message: 'EngineCore died', code } });
+const error = (code: unknown, type?: string): object => ({ error: { message: 'EngineCore died', type, code } });
 
 async function* piecesOf(pieces: readonly (string | Buffer)[]): AsyncGenerator<Buffer> {
   for (const piece of pieces) yield Buffer.from(piece);
@@ -19,7 +19,8 @@ const allOf = async ({ rest }: Started): Promise<string> => {
   for await (const piece of rest) all.push(piece);
   return Buffer.concat(all).toString();
 };
-const goesOn = { kind: 'goes on', saysNothing: false, isRefused: false, finishReason: undefined };
+const failedWith = (json: object, status: number): object => ({ kind: 'failed', status, json: JSON.stringify(json) });
+const goesOn = { kind: 'goes on', isRefused: false, finishReason: undefined };
 
 it.each<[string, string, object]>([
   ['text', event(choice({ text: 'a' })), goesOn],
@@ -43,6 +44,20 @@ it.each<[string, string, object]>([
   ['a refusal', event(error(400)), { ...goesOn, isRefused: true }],
   ['a full queue', event(error(429)), { kind: 'failed', status: 429, json: JSON.stringify(error(429)) }],
   ['a failure', event(error(503)), { kind: 'failed', status: 503, json: JSON.stringify(error(503)) }],
+  ['a refusal whose code is a text', event(error('400')), { ...goesOn, isRefused: true }],
+  ['a full queue whose code is a text', event(error('429')), failedWith(error('429'), 429)],
+  ['a failure whose code is a text', event(error('503')), failedWith(error('503'), 503)],
+  ['what OpenAI refuses', event(error('context_length', 'invalid_request_error')), { ...goesOn, isRefused: true }],
+  ['what vLLM refuses', event(error(undefined, 'BadRequestError')), { ...goesOn, isRefused: true }],
+  ['what SGLang refuses', event(error(null, 'BAD_REQUEST')), { ...goesOn, isRefused: true }],
+  [
+    'whom OpenAI has no room for',
+    event(error(null, 'rate_limit_error')),
+    failedWith(error(null, 'rate_limit_error'), 429),
+  ],
+  ['a failure by type', event(error(null, 'InternalServerError')), failedWith(error(null, 'InternalServerError'), 500)],
+  ['a code beside its type', event(error(500, 'BadRequestError')), failedWith(error(500, 'BadRequestError'), 500)],
+  ['no status', event(error('4000')), failedWith(error('4000'), 500)],
   ['a failure by name', event(error('dead')), { kind: 'failed', status: 500, json: JSON.stringify(error('dead')) }],
   ['a failure in a word', event({ error: 'dead' }), { kind: 'failed', status: 500, json: '{"error":"dead"}' }],
 ])('%s', async (_, text, verdict) => {
@@ -118,31 +133,117 @@ class Spoken {
     this.#say!({ done: false, value: Buffer.from(text) });
     await vi.advanceTimersByTimeAsync(0);
   }
+
+  async end(): Promise<void> {
+    this.#say!({ done: true, value: undefined });
+    await vi.advanceTimersByTimeAsync(0);
+  }
 }
 
-it.each<[string, string, number, object]>([
-  ['a role, in which case half a second shows whether its token comes, too', role, 500, goesOn],
-  ['comments', ': ping\n\n', 30_000, { ...goesOn, saysNothing: true }],
-])('nor for longer than clients may wait: %s', async (_, text, ms, verdict) => {
+it.each<[string, number, string, number, string]>([
+  ['behind a role half a second shows whether its token comes, too', 15_000, role, 15_500, role],
+  ['behind a role that comes late, too', 29_900, role, 30_400, role],
+  ['behind comments from when it was asked for', 15_000, ': ping\n\n', 30_000, ': ping\n\n: ping\n\n'],
+  ['and comments that come late not at all', 60_000, ': ping\n\n', 60_000, ': ping\n\n'],
+])('nor for longer than clients may wait: %s', async (_, firstMs, text, heldUntilMs, held) => {
   vi.useFakeTimers();
+  const beganMs = performance.now();
+  const advanceTo = (ms: number) => vi.advanceTimersByTimeAsync(ms - (performance.now() - beganMs));
   const spoken = new Spoken();
   const settled = vi.fn();
   const begun = startOf(spoken.parts);
   void begun.then(settled);
-  await vi.advanceTimersByTimeAsync(60_000); // until its first byte it may take as long as any answer
+  await advanceTo(firstMs); // until its first byte it may take as long as any answer
   await spoken.say(text);
-  await vi.advanceTimersByTimeAsync(ms / 2);
-  if (text !== role) await spoken.say(text);
-  await vi.advanceTimersByTimeAsync(ms / 2 - 1);
-  expect(settled).not.toHaveBeenCalled();
-  await vi.advanceTimersByTimeAsync(1);
-  expect(settled.mock.calls).toMatchObject([[{ verdict }]]);
+  if (held !== text) await advanceTo((firstMs + heldUntilMs) / 2);
+  if (held !== text) await spoken.say(text);
+  if (heldUntilMs > firstMs) {
+    await advanceTo(heldUntilMs - 1);
+    expect(settled).not.toHaveBeenCalled();
+    await advanceTo(heldUntilMs);
+  }
+  expect(settled.mock.calls).toMatchObject([[{ verdict: goesOn }]]);
   const parts = (await begun).rest[Symbol.asyncIterator]();
-  expect(String((await parts.next()).value)).toBe(text === role ? text : text + text);
+  expect(String((await parts.next()).value)).toBe(held);
   // The piece that was asked for before is the next one.
   const next = parts.next();
   await spoken.say(token);
   expect(String((await next).value)).toBe(token);
+});
+
+it('the time counts from when it was asked for', async () => {
+  vi.useFakeTimers();
+  const sentAtMs = performance.now();
+  await vi.advanceTimersByTimeAsync(20_000);
+  const spoken = new Spoken();
+  const settled = vi.fn();
+  void startOf(spoken.parts, { sentAtMs }).then(settled);
+  await spoken.say(': ping\n\n');
+  await vi.advanceTimersByTimeAsync(9_999);
+  expect(settled).not.toHaveBeenCalled();
+  await vi.advanceTimersByTimeAsync(1);
+  expect(settled).toHaveBeenCalledOnce();
+});
+
+describe('what it says of its pod', () => {
+  const wellDone = { failure: undefined };
+  const of = async (...pieces: string[]): Promise<readonly (object | undefined)[]> => {
+    const told: Verdict[] = [];
+    const { rest } = await startOf(piecesOf(pieces), { told: (verdict) => told.push(verdict) });
+    expect(told).toHaveLength(1);
+    for await (const _ of rest);
+    return told.map(outcomeOf);
+  };
+  it.each<[string, string, object | undefined]>([
+    ['a token', token, wellDone],
+    ['an end', event('[DONE]'), wellDone],
+    ['nothing', '', wellDone],
+    ['a failure', event(error(503)), { failure: 'answers 503 in its first event' }],
+    ['an abort', event(choice({ finish_reason: 'abort' })), { failure: 'ends with "abort" before its first token' }],
+    ['a full queue', event(error(429)), undefined],
+    ['a refusal', event(error(400)), undefined],
+  ])('%s is told once', async (_, text, outcome) => {
+    expect(await of(text)).toEqual([outcome]);
+    if (text !== '') expect(await of(': ping\n\n', role + text, event(error(500)))).toEqual([outcome]);
+  });
+
+  /** A stream of which comments alone came in time; then this was said, and `end`ed. */
+  const behindComments = async (...texts: (string | undefined)[]) => {
+    vi.useFakeTimers();
+    const spoken = new Spoken();
+    const told: Verdict[] = [];
+    const begun = startOf(spoken.parts, { told: (verdict) => told.push(verdict) });
+    await spoken.say(': ping\n\n');
+    await vi.advanceTimersByTimeAsync(30_000);
+    const parts = (await begun).rest[Symbol.asyncIterator]();
+    await parts.next();
+    expect(told).toEqual([]);
+    for (const text of texts) {
+      const next = parts.next();
+      if (text === undefined) await spoken.end();
+      else await spoken.say(text);
+      expect((await next).value?.toString()).toBe(text);
+    }
+    return { spoken, parts, outcomes: () => told.map(outcomeOf) };
+  };
+  it.each<[string, (string | undefined)[], (object | undefined)[]]>([
+    ['a token', [': ping\n\n', token.slice(0, 9), token.slice(9), event(error(500)), undefined], [wellDone]],
+    ['an error', [role, event(error(500)), token], [{ failure: 'answers 500 in its first event' }]],
+    ['a refusal', [event(error(400)), token], [undefined]],
+    ['its end', [undefined], [wellDone]],
+    ['more comments', [': ping\n\n'], []],
+  ])('behind comments alone it is told later: %s', async (_, texts, outcomes) => {
+    expect((await behindComments(...texts)).outcomes()).toEqual(outcomes);
+  });
+
+  it('and one that is left then says nothing', async () => {
+    const { spoken, parts, outcomes } = await behindComments();
+    const next = parts.next();
+    next.catch(() => {});
+    await parts.return!();
+    await spoken.end();
+    expect(outcomes()).toEqual([]);
+  });
 });
 
 it('one that is left while a piece is waited for ends, and nobody is told', async () => {

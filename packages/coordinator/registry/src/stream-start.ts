@@ -6,8 +6,9 @@
  *   a token, a finish reason     ─► the answer: all that has come goes on
  *   an error                     ─► 429, 5xx: the pod's, who streams no answer; any other is the request's, and goes on
  *
- * Invariants: at most `mostHeldBytes` and one piece are held, never longer than `mostHeldMs`, and `roleMs` once an event has come: a pod
- * tells a role with its first token, but what a model thinks may be hidden for as long as it likes. Then all goes on.
+ * Invariants: at most `mostHeldBytes` and one piece are held, no later than `mostHeldMs` from when it was asked for, and for `roleMs` once an
+ * event has come: a pod tells a role with its first token, but what a model thinks may be hidden for as long as it likes. Then all goes on;
+ * of comments alone what they say of the pod is told when more has come.
  */
 
 /** What a stream that goes on begins with. */
@@ -19,8 +20,8 @@ export interface StreamStart {
 }
 
 export type Verdict =
-  /** For its client. `saysNothing`: so far it has brought comments alone. */
-  | ({ readonly kind: 'goes on'; readonly saysNothing: boolean } & StreamStart)
+  /** For its client. */
+  | ({ readonly kind: 'goes on' } & StreamStart)
   /** As the same answer would not have been streamed. */
   | { readonly kind: 'failed'; readonly status: number; readonly json: string }
   | { readonly kind: 'aborted' };
@@ -31,27 +32,39 @@ export interface Started {
   readonly rest: AsyncIterable<Buffer>;
 }
 
-export interface StartTimes {
-  readonly mostHeldMs: number;
-  readonly roleMs: number;
+export interface StartOptions {
+  /** When it was asked for, on performance.now(). */
+  readonly sentAtMs?: number;
+  /** What it begins with, once: of a stream that goes on behind comments alone later, of one that breaks or is left before then never. */
+  readonly told?: (verdict: Verdict) => void;
 }
 
 const mostHeldBytes = 256 << 10;
 /** Where proxies wait for a byte, they do for a minute. */
-const times: StartTimes = { mostHeldMs: 30_000, roleMs: 500 };
+const mostHeldMs = 30_000;
+const roleMs = 500;
 const [lf, cr] = [0x0a, 0x0d];
 
-type GoesOn = Extract<Verdict, { readonly kind: 'goes on' }>;
-const answer: GoesOn = { kind: 'goes on', saysNothing: false, isRefused: false, finishReason: undefined };
-const silence: GoesOn = { ...answer, saysNothing: true };
+const answer: Extract<Verdict, { readonly kind: 'goes on' }> = {
+  kind: 'goes on',
+  isRefused: false,
+  finishReason: undefined,
+};
+
+/** What it says of the pod: that it failed, and how, or (no `failure`) that it answers; undefined: neither. */
+export function outcomeOf(verdict: Verdict): { readonly failure: string | undefined } | undefined {
+  if (verdict.kind === 'goes on') return verdict.isRefused ? undefined : { failure: undefined };
+  if (verdict.kind === 'aborted') return { failure: 'ends with "abort" before its first token' };
+  return verdict.status < 500 ? undefined : { failure: `answers ${verdict.status} in its first event` };
+}
 
 /** Reads as far as the verdict. @throws what `parts` does */
-export async function startOf(parts: AsyncIterator<Buffer>, { mostHeldMs, roleMs } = times): Promise<Started> {
+export async function startOf(parts: AsyncIterator<Buffer>, options: StartOptions = {}): Promise<Started> {
+  const { sentAtMs = performance.now(), told = () => {} } = options;
   const held: Buffer[] = [];
   const reader = new StartReader();
   /** What was asked for and has not come. */
   let coming: Promise<IteratorResult<Buffer>> | undefined;
-  let bytes = 0;
   let timer: NodeJS.Timeout | undefined;
   let isRoleTimed = false;
   let over = (): void => {};
@@ -62,17 +75,18 @@ export async function startOf(parts: AsyncIterator<Buffer>, { mostHeldMs, roleMs
   };
   let verdict: Verdict | undefined;
   try {
-    while (verdict === undefined) {
+    for (;;) {
       coming = parts.next();
       const next: IteratorResult<Buffer> | undefined = await Promise.race([coming, isOver]);
-      if (next === undefined) verdict = reader.hasEvent ? answer : silence;
-      else coming = undefined;
-      if (next?.done) verdict = answer;
-      if (next === undefined || next.done) continue;
-      held.push(next.value);
-      bytes += next.value.length;
-      verdict = reader.push(next.value) ?? (bytes > mostHeldBytes ? answer : undefined);
-      if (held.length === 1) within(mostHeldMs);
+      if (next === undefined) {
+        if (reader.hasEvent) verdict = answer;
+        break;
+      }
+      coming = undefined;
+      verdict = next.done ? answer : reader.push(next.value);
+      if (!next.done) held.push(next.value);
+      if (verdict !== undefined) break;
+      if (held.length === 1) within(sentAtMs + mostHeldMs - performance.now());
       if (reader.hasEvent && !isRoleTimed) within(roleMs);
       isRoleTimed = reader.hasEvent;
     }
@@ -80,16 +94,26 @@ export async function startOf(parts: AsyncIterator<Buffer>, { mostHeldMs, roleMs
     clearTimeout(timer);
   }
   coming?.catch(() => {}); // of a stream that is left nobody takes it
-  return { verdict, rest: after(held, coming, parts) };
+  if (verdict !== undefined) told(verdict);
+  const later = verdict === undefined ? { reader, told } : undefined;
+  return { verdict: verdict ?? answer, rest: after(held, coming, parts, later) };
 }
 
-/** In one piece what was held, then what comes. */
+/** In one piece what was held, then what comes. `later`: who reads that, until it says something, and is told what. */
 function after(
   held: readonly Buffer[],
   coming: Promise<IteratorResult<Buffer>> | undefined,
   parts: AsyncIterator<Buffer>,
+  later: { readonly reader: StartReader; readonly told: (verdict: Verdict) => void } | undefined,
 ): AsyncIterable<Buffer> {
   let first = held.length > 1 ? Buffer.concat(held) : held[0];
+  const read = (result: IteratorResult<Buffer>): IteratorResult<Buffer> => {
+    const verdict = result.done ? answer : later?.reader.push(result.value);
+    if (verdict === undefined) return result;
+    later?.told(verdict);
+    later = undefined;
+    return result;
+  };
   const iterator: AsyncIterator<Buffer> = {
     next: () => {
       const value = first;
@@ -97,24 +121,33 @@ function after(
       if (value !== undefined) return Promise.resolve({ done: false, value });
       const next = coming ?? parts.next();
       coming = undefined;
-      return next;
+      return later === undefined ? next : next.then(read);
     },
-    return: async () => (await parts.return?.()) ?? { done: true, value: undefined },
+    return: async () => {
+      later = undefined;
+      return (await parts.return?.()) ?? { done: true, value: undefined };
+    },
   };
   return { [Symbol.asyncIterator]: () => iterator };
 }
 
-/** Finds the events in pieces of a stream. Each byte is looked at once. */
-class StartReader {
+/** Finds the events in pieces of a stream. Each byte is looked at once, and no more than `mostHeldBytes` are kept. */
+export class StartReader {
   /** One that says something has come. */
   hasEvent = false;
+  #bytes = 0;
   /** Of the event that is not whole yet. */
   #open: Buffer[] = [];
   #isLineEmpty = true;
   #wasCr = false;
 
-  /** undefined: nothing that tells. */
+  /** undefined: nothing that tells. Behind a verdict there is nothing more to read. */
   push(piece: Buffer): Verdict | undefined {
+    this.#bytes += piece.length;
+    return this.#read(piece) ?? (this.#bytes > mostHeldBytes ? answer : undefined);
+  }
+
+  #read(piece: Buffer): Verdict | undefined {
     let from = 0;
     for (let at = 0; at < piece.length; at++) {
       const byte = piece[at];
@@ -183,13 +216,35 @@ function verdictOf(json: string): Verdict | undefined {
   return { ...answer, finishReason };
 }
 
-/** Whose code says nothing is no fault of the request that anybody named. */
+/** By type, as vLLM, SGLang and OpenAI name them; letters alone. */
+const statuses: Readonly<Record<string, number>> = {
+  badrequest: 400,
+  badrequesterror: 400,
+  invalidrequesterror: 400,
+  authenticationerror: 401,
+  permissionerror: 403,
+  notfounderror: 404,
+  unprocessableentityerror: 422,
+  toomanyrequests: 429,
+  ratelimiterror: 429,
+};
+
+/** Whose code and type say nothing is no fault of the request that anybody named. */
 function verdictOfError(error: unknown, json: string): Verdict {
-  const { code } = error as { readonly code?: unknown };
-  const status = Number.isInteger(code) && (code as number) >= 400 && (code as number) < 600 ? (code as number) : 500;
+  const { code, type } = error as { readonly code?: unknown; readonly type?: unknown };
+  const status =
+    statusIn(code) ??
+    statuses[
+      String(type)
+        .toLowerCase()
+        .replace(/[^a-z]/g, '')
+    ] ??
+    500;
   if (status !== 429 && status < 500) return { ...answer, isRefused: true };
   return { kind: 'failed', status, json };
 }
+
+const statusIn = (code: unknown): number | undefined => (/^[45]\d\d$/.test(String(code)) ? Number(code) : undefined);
 
 function bringsToken({ text, delta, token_ids: ids }: Choice): boolean {
   if (isSome(text) || isSome(ids)) return true;
