@@ -50,3 +50,9 @@ it.each([
 ])('second-touch below an arena of $gibibytes GiB remembers $names names, and no more', ({ gibibytes, names }) => {
   expect(new SecondTouch(gibibytes * 2 ** 30).names).toBe(names);
 });
+
+it.each([1, 4, 7])('second-touch below an arena whose names fill no whole sets by %d remembers, too', (more) => {
+  const policy = new SecondTouch((2 ** 18 + more) * 2 ** 15);
+  expect(policy.names).toBe(2 ** 18);
+  expect([0, 1, 0, 1].map((n) => policy.admit('s', named(n)))).toEqual([false, false, true, true]);
+});

@@ -48,7 +48,7 @@ export class SecondTouch implements AdmissionPolicy {
   readonly #sets: number;
 
   constructor(arenaBytes: number) {
-    this.#sets = Math.max(leastNames, Math.floor(arenaBytes / arenaBytesPerName)) / ways;
+    this.#sets = Math.floor(Math.max(leastNames, arenaBytes / arenaBytesPerName) / ways);
     this.#seen = new Uint32Array(this.#sets * ways);
   }
 

@@ -70,3 +70,24 @@ it('what may not go for ever so long is taken along a few at a time, and goes fi
   for (let turn = 0; turn < 3; turn++) policy.insert(kept + turn, 0);
   expect(policy.evict(kept, () => true)).toEqual(Array.from({ length: kept }, (_, entry) => entry));
 });
+
+it('what may not go for long goes before what it depends on, however seldom it was used', () => {
+  const [parent, child, later, passing] = [0, 1, 2, 3];
+  const policy = new LfuPolicy();
+  policy.insert(parent, 0);
+  policy.insert(child, 0, { parent });
+  for (let use = 0; use < 60; use++) policy.touch(parent, 0);
+  policy.insert(later, 0, { parent: child });
+  for (let turn = 0; turn < 1_000; turn++) {
+    policy.insert(passing, 0);
+    expect(policy.victim((entry) => entry === passing)).toBe(passing);
+    policy.remove(passing);
+    // The child has fallen behind: then the parent has, too.
+    if (turn === 280 || turn === 900) expect([...policy.coldestFirst()]).toEqual([later, child, parent]);
+  }
+  policy.checkIntegrity();
+  policy.touch(later, 0);
+  expect(policy.evict(3, () => true)).toEqual([child, parent, later]);
+  policy.insert(parent, 0);
+  expect(policy.victim(() => true)).toBe(parent);
+});

@@ -7,7 +7,8 @@
  *            what might not go before      │ a newcomer      │ used 255 times, the last time just now
  *
  * One list for each rank (the frequency lists of Shah, Mitra and Matani's O(1) LFU), ties by recency; lists of ranks that lie behind are used
- * anew. What stands there still, as it may not go for very long, is taken along a few at a time, and the age waits for it: no turn is long.
+ * anew. What stands there still, as it may not go for very long, comes to the end of one list that stands before all others, lower ranks
+ * first, as they fall behind first. A few at a time, and the age waits for it: no turn is long.
  *
  * Chains: a use of a block is a use of its ancestors, and owners touch children before parents; so a parent has at least the uses of its
  * children, and at equal ranks it is the warmer one.
@@ -18,11 +19,14 @@ import type { EntryIndex, EvictionPolicy, InsertHint } from './policy.ts';
 import { SpareCopies } from './spare-copies.ts';
 
 const usesMax = 255;
-/** Ranks from `age` - 256 to `age` + 255. */
-const lists = 512;
+/** Of ranks from `age` - 256 to `age` + 255. */
+const ranked = 512;
+/** Of what has a lower rank. */
+const behind = ranked;
+const lists = ranked + 1;
 const none = -1;
 /** In one turn. */
-const mostTakenAlong = 64;
+const mostPutBehind = 64;
 
 export class LfuPolicy implements EvictionPolicy {
   readonly name = 'lfu';
@@ -30,7 +34,7 @@ export class LfuPolicy implements EvictionPolicy {
   readonly #copies = new SpareCopies(() => new EntryLists('lfu', lists));
   #uses: Uint8Array = new Uint8Array(64);
   #age = 0;
-  /** No entry has a lower rank. */
+  /** No entry has a lower rank, but those behind. */
   #lowest = 0;
   /** What `victim` chose last: its removal is an eviction. */
   #chosen: EntryIndex = none;
@@ -49,7 +53,7 @@ export class LfuPolicy implements EvictionPolicy {
     const parentRank = parent !== undefined && this.has(parent) ? this.#rankOf(parent) : Number.POSITIVE_INFINITY;
     if (parentRank <= rank) this.#lists.insertColderThan(parent!, entry);
     else {
-      this.#lists.append(rank % lists, entry);
+      this.#lists.append(rank % ranked, entry);
       this.#lowest = Math.min(this.#lowest, rank);
     }
     if (entry >= this.#uses.length) this.#grow(entry);
@@ -79,7 +83,7 @@ export class LfuPolicy implements EvictionPolicy {
   victim(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
     let found: EntryIndex | undefined;
     for (const rank of this.#ranks()) {
-      found = firstOf(this.#lists, rank % lists, mayEvict);
+      found = firstOf(this.#lists, this.#listOf(rank), mayEvict);
       if (found !== undefined) break;
     }
     this.#chosen = found ?? none;
@@ -92,7 +96,7 @@ export class LfuPolicy implements EvictionPolicy {
     for (const rank of this.#ranks()) {
       if (taken.length >= count) break;
       const before = taken.length;
-      takeFirst(this.#lists, rank % lists, { count, mayEvict, taken });
+      takeFirst(this.#lists, this.#listOf(rank), { count, mayEvict, taken });
       if (taken.length > before) age = rank;
     }
     this.#chosen = none;
@@ -102,10 +106,10 @@ export class LfuPolicy implements EvictionPolicy {
 
   coldestFirst(): Iterable<EntryIndex> {
     const source = this.#lists;
-    const ranksNow = (): number[] => [...this.#ranks()];
+    const listsNow = (): number[] => Array.from(this.#ranks(), (rank) => this.#listOf(rank));
     return this.#copies.walk(function* (copy) {
       copy.copyFrom(source);
-      for (const rank of ranksNow()) yield* copy.entriesOf(rank % lists);
+      for (const list of listsNow()) yield* copy.entriesOf(list);
     });
   }
 
@@ -115,41 +119,48 @@ export class LfuPolicy implements EvictionPolicy {
 
   /** From the lowest on, those that somebody has. */
   *#ranks(): Iterable<number> {
-    if (this.count === 0) return;
+    if (this.#lists.countOf(behind) > 0) yield this.#firstRank - 1;
+    const last = this.#age + usesMax;
     this.#lowest = Math.max(this.#lowest, this.#firstRank);
-    while (this.#lists.countOf(this.#lowest % lists) === 0) this.#lowest++;
-    for (let rank = this.#lowest; rank <= this.#age + usesMax; rank++) {
-      if (this.#lists.countOf(rank % lists) > 0) yield rank;
+    while (this.#lowest <= last && this.#lists.countOf(this.#lowest % ranked) === 0) this.#lowest++;
+    for (let rank = this.#lowest; rank <= last; rank++) {
+      if (this.#lists.countOf(rank % ranked) > 0) yield rank;
     }
   }
 
-  /** The lowest that has a list now. */
+  /** The lowest that has a list of its own now. */
   get #firstRank(): number {
-    return this.#age + usesMax + 1 - lists;
+    return this.#age + usesMax + 1 - ranked;
+  }
+
+  #listOf(rank: number): number {
+    return rank < this.#firstRank ? behind : rank % ranked;
   }
 
   /** Of a tracked entry. */
   #rankOf(entry: EntryIndex): number {
     const first = this.#firstRank;
-    const behind = (this.#lists.listOf(entry) - first) % lists;
-    return first + (behind < 0 ? behind + lists : behind);
+    const list = this.#lists.listOf(entry);
+    if (list === behind) return first - 1;
+    const above = (list - first) % ranked;
+    return first + (above < 0 ? above + ranked : above);
   }
 
   #raise(entry: EntryIndex, uses: number): void {
     this.#lists.listOf(entry); // tracked
-    this.#lists.move((this.#age + uses) % lists, entry);
+    this.#lists.move((this.#age + uses) % ranked, entry);
     this.#lowest = Math.min(this.#lowest, this.#age + uses);
     if (entry === this.#chosen) this.#chosen = none;
   }
 
   /** Its next highest rank has the list of the lowest one, which has to be empty. */
   #ageTo(age: number): void {
-    let left = mostTakenAlong;
+    let left = mostPutBehind;
     for (; this.#age < age; this.#age++) {
-      const list = (this.#age + usesMax + 1) % lists;
+      const list = (this.#age + usesMax + 1) % ranked;
       for (; this.#lists.countOf(list) > 0; left--) {
         if (left === 0) return;
-        this.#lists.move(this.#age % lists, this.#lists.coldest(list));
+        this.#lists.move(behind, this.#lists.coldest(list));
       }
     }
   }

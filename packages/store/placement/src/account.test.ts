@@ -96,15 +96,34 @@ it('what a tenant with a quota holds lies outside of V8’s heap', () => {
   expect(tenants.gauges()['quota.bytes.disk.t']).toBe(0);
 });
 
-it('takes 52 bytes a block, and no memory for what has gone', () => {
-  const count = 1 << 16;
+it.each([
+  { where: 'side by side', count: 1 << 16, stride: 1 },
+  { where: 'scattered over an index of 8 million', count: 1 << 14, stride: 512 },
+])('takes at most 72 bytes a block, whose records lie $where, and no memory for what has gone', ({ count, stride }) => {
   const tier = new TierRows();
   const account = new Account(1, 1, count, tier);
   const empty = tier.rows.bytes;
-  for (let record = 0; record < count; record++) account.add(record, namespaceNamed('n'), blockOf(record), 1, -1);
-  expect(tier.rows.bytes - empty).toBeLessThan(52 * count + 100);
-  for (let record = 0; record < count; record++) account.remove(record);
+  const records = Array.from({ length: count }, (_, at) => at * stride);
+  for (const record of records) account.add(record, namespaceNamed('n'), blockOf(record), 1, -1);
+  expect(tier.rows.bytes - empty).toBeLessThan(72 * count);
+  for (const record of records) account.remove(record);
   expect(tier.rows.bytes - empty).toBeLessThan(100);
+});
+
+it('takes about the memory of the most that were there at a time, whichever go and come', () => {
+  const tier = new TierRows();
+  const account = new Account(1, 1, 1, tier);
+  const [held, changes] = [10_000, 100_000];
+  const add = (record: number): void => account.add(record, namespaceNamed('n'), blockOf(record), 1, -1);
+  for (let record = 0; record < held; record++) add(record * 7);
+  const { bytes } = tier.rows;
+  for (let turn = 0; turn < changes; turn++) {
+    account.remove(((turn * 7_919) % held) * 7 + Math.floor(turn / held) * 70_000);
+    add(((turn * 7_919) % held) * 7 + Math.floor(turn / held + 1) * 70_000);
+  }
+  expect(tier.rows.count).toBe(held);
+  expect(tier.rows.bytes).toBeLessThan(1.1 * bytes);
+  tier.rows.checkIntegrity(() => {});
 });
 
 it('holds more blocks than a Map of V8’s can have entries', () => {

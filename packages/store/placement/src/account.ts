@@ -1,9 +1,9 @@
 /**
  * What one tenant with a quota holds in one tier, coldest first, children before parents.
  *
- * The accounts of a tier share its rows, which are numbered as the index numbers its records (row-rings.ts): 52 bytes for each block, outside
- * of V8's heap, as a disk holds millions. Each has a ring of them: its order. Invariants: a row is set exactly while the tier lists the block
- * and it is somebody's with a quota; its first value says whose, its second one what it takes.
+ * The accounts of a tier share its rows, which are found by the numbers of the index's records (row-rings.ts): 66 to 71 bytes for each block,
+ * outside of V8's heap, as a disk holds millions. Each has a ring of them: its order. Invariants: a record has a row exactly while the tier
+ * lists the block and it is somebody's with a quota; its first value says whose, its second one what it takes.
  */
 import type { EvictionPolicy } from '@kvtier/eviction';
 import type { HashKey, Namespace } from '@kvtier/identity';
@@ -25,8 +25,7 @@ export class TierRows {
   touch(record: number): void {
     const { rows } = this;
     if (!rows.has(record)) return;
-    rows.unlink(record);
-    rows.append(rows.value(record, owner), record);
+    rows.move(rows.value(record, owner), record);
   }
 }
 
@@ -61,9 +60,7 @@ export class Account {
     rows.setValue(record, owner, this.#tenant);
     rows.setValue(record, size, bytes);
     this.bytes += bytes;
-    if (!isBesideParent) return;
-    rows.unlink(record);
-    rows.insertBefore(parent, record);
+    if (isBesideParent) rows.moveBefore(parent, record);
   }
 
   /** One of its own. */
@@ -83,10 +80,7 @@ export class Account {
   }
 
   #firstOf(mayGo: (record: number) => boolean): number | undefined {
-    const { rows } = this.#tier;
-    for (let record = rows.firstOf(this.#tenant); record >= 0; record = rows.next(record)) {
-      if (mayGo(record)) return record;
-    }
-    return undefined;
+    const record = this.#tier.rows.firstOf(this.#tenant, mayGo);
+    return record < 0 ? undefined : record;
   }
 }

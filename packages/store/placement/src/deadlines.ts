@@ -1,10 +1,10 @@
 /**
- * Blocks by the second at which they end: a hierarchical timing wheel (Varghese and Lauck) over rows that the caller numbers.
+ * Blocks by the second at which they end: a hierarchical timing wheel (Varghese and Lauck) over rows by the caller's numbers.
  *
  *     level 0: seconds │ level 1: 64 s each │ level 2: 4096 s each │ …   a row stands where its second first differs from now
  *     each slot is a ring of rows (row-rings.ts)
  *
- * Invariants: 48 bytes of memory for each row that is set, whatever has passed through; setting and deleting touch one row and its two
+ * Invariants: 62 to 67 bytes of memory for each row that is set, whatever has passed through; setting and deleting touch one row and its two
  * neighbours; `take` does at most so many steps as it was told, so that no turn pays for a slot in which a million rows lie. Time never
  * goes back.
  */
@@ -78,8 +78,7 @@ export class Deadlines {
       }
       const moved = rows.firstOf(moving);
       if (moved >= 0) {
-        rows.unlink(moved);
-        rows.append(this.#ringOf(rows.value(moved, second)), moved);
+        rows.move(this.#ringOf(rows.value(moved, second)), moved);
         continue;
       }
       const slot = this.#nextSlot();

@@ -1,5 +1,6 @@
 /** What is written where, who pays for it, and when it ends. */
-import { describe, expect, it } from 'vitest';
+import type { Tier } from '@kvtier/tiers';
+import { describe, expect, it, vi } from 'vitest';
 import { Bench, chain, namespaceNamed } from './testing/bench.ts';
 import { settled } from './testing/model.ts';
 
@@ -112,6 +113,42 @@ describe('write policies', () => {
       ]);
     },
   );
+
+  const rooms = [
+    { what: 'its session may reserve', limits: { maxReservedBytes: 4 }, taken: 0 },
+    { what: 'its session may reserve, half of that', limits: { maxReservedBytes: 8 }, taken: 2 },
+    { what: 'the arena has', slots: 6, taken: 4 },
+    { what: 'its tenant may have', quota: 4, taken: 2 },
+  ];
+  it.each(rooms)('what s3 alone holds gets only what is left of the room that $what, and is touched', async (room) => {
+    const { limits = {}, slots = 32, quota, taken } = room;
+    const quotas = quota === undefined ? {} : { quotas: { t: { arena: quota } } };
+    const bench = new Bench(slots, limits, { lower: ['disk', 's3'], plans: { disk: { write: 'none' } }, ...quotas });
+    const s3 = bench.lower[1]!;
+    const touch = vi.spyOn(s3 as Tier, 'touch');
+    s3.put(n, chain('x', 6));
+    const engine = bench.engine('n', { tenant: 't' });
+    const held = Array<string>(6 - taken).fill('held');
+    const put = ['reserved', 'reserved'];
+    expect(engine.put(chain('x', 8))).toEqual([...Array<string>(taken).fill('reserved'), ...held, ...put]);
+    await bench.answerAll('write', 'stored', s3);
+    expect(s3.lookup(n, chain('x', 8))).toBe(8);
+    expect(touch.mock.calls.flatMap(([, hashes]) => hashes).sort()).toEqual(chain('x', 6));
+    expect(engine.put(chain('x', 1, 8), 'x7' as never)).toEqual(['reserved']);
+    const { counters } = bench.store;
+    expect([counters.get('reserve.reserved'), counters.get('reserve.held')]).toEqual([taken + 3, 6 - taken]);
+    bench.store.checkIntegrity();
+  });
+
+  it('what s3 alone holds is held behind what is refused, and what follows it is not refused for its sake', () => {
+    const bench = new Bench(2, { maxReservedBytes: 1 }, { lower: ['disk', 's3'], plans: { disk: { write: 'none' } } });
+    bench.lower[1]!.put(n, [...chain('x', 2), ...chain('x', 1, 4)]);
+    const statuses = bench
+      .engine()
+      .holdings.reserve(null, chain('x', 5))
+      .map(({ status, reason }) => reason || status);
+    expect(statuses).toEqual(['held', 'held', 'reserved', 'session_limit', 'held']);
+  });
 
   it('what the disk alone holds is held', async () => {
     const bench = new Bench(8, {}, { lower: ['disk', 's3'], plans: { s3: { write: 'none' } } });

@@ -1,11 +1,11 @@
 /**
  * Bringing blocks into the arena before anybody loads them.
  *
- * Invariants: what a prefetch brings is pinned until the prefetch ends, so that its tail does not push out its head, and is let go
- * then, over several turns (block-turns.ts). What all of them brought and nobody has used yet is bounded by `maxPrefetchedBytes`, so that guesses never take
- * more than that from blocks that were used; pinned blocks they cannot take at all. While a slot is free they take from nobody: what was
- * brought first is then forgotten, and counts no more; else requests that were given up would end all prefetching in an arena that never fills. Ends by itself, is cancelled, or ends
- * with its session.
+ * Invariants: what a prefetch brings is pinned until the prefetch ends or somebody uses it, so that its tail does not push out its head; when
+ * it ends it is let go over several turns (block-turns.ts). What all of them brought and nobody has used yet is bounded by
+ * `maxPrefetchedBytes`, so that guesses never take more than that from blocks that were used, and never pin more; pinned blocks they cannot
+ * take at all. While a slot is free they take from nobody: of what was let go, the first is then forgotten, and counts no more; else requests
+ * that were given up would end all prefetching in an arena that never fills. Ends by itself, is cancelled, or ends with its session.
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { BlockTurns } from './block-turns.ts';
@@ -14,10 +14,19 @@ import type { FetchClient, FetchFailure, FetchRequest, NamespaceState } from './
 import type { Pins } from './pins.ts';
 import type { Steps } from './steps.ts';
 
+/** Who pins a block that nobody has used. */
+interface Bringer {
+  /** An engine has it now. */
+  used(hash: HashKey): void;
+}
+
 /** Blocks that prefetches brought and nobody has used: what guesses cost. */
 export class Prefetched {
   readonly #limitBytes: number;
   readonly #counters: Counters;
+  /** In the arena, pinned. */
+  readonly #kept = new Map<string, { readonly bytes: number; readonly by: Bringer }>();
+  /** In the arena, and nobody's: what was let go first comes first. */
   readonly #unused = new Map<string, number>();
   #bytes = 0;
 
@@ -54,28 +63,43 @@ export class Prefetched {
     this.#bytes -= bytes;
   }
 
-  /** What was reserved for it is in the arena now. */
-  add(namespace: Namespace, hash: HashKey, bytes: number): void {
-    const key = namespace.key + hash;
-    if (this.#unused.has(key)) this.#bytes -= bytes;
-    else this.#unused.set(key, bytes);
+  /** What was reserved for it is in the arena now; `by`: pins it, until it is used or let go of. */
+  add({ key }: Namespace, hash: HashKey, bytes: number, by?: Bringer): void {
+    this.#take(key, hash); // counted before
+    if (by === undefined) this.#unused.set(key + hash, bytes);
+    else this.#kept.set(key + hash, { bytes, by });
   }
 
-  used(namespace: Namespace, hash: HashKey): void {
-    if (this.#take(namespace, hash)) this.#counters.add('prefetch.blocks.used');
+  /** It is pinned no more; `isGone`: nor is it listed. */
+  letGo(namespace: Namespace, hash: HashKey, isGone: boolean): void {
+    this.#unkeep(namespace.key + hash);
+    if (isGone) this.removed(namespace, hash);
   }
 
-  /** It left the arena. */
-  removed(namespace: Namespace, hash: HashKey): void {
-    if (this.#take(namespace, hash)) this.#counters.add('prefetch.blocks.wasted');
+  used({ key }: Namespace, hash: HashKey): void {
+    if (this.#kept.size > 0) this.#unkeep(key + hash)?.used(hash);
+    if (this.#take(key, hash)) this.#counters.add('prefetch.blocks.used');
   }
 
-  #take(namespace: Namespace, hash: HashKey): boolean {
+  /** It left the arena. What is pinned takes its place there until it is let go of. */
+  removed({ key }: Namespace, hash: HashKey): void {
+    if (this.#take(key, hash)) this.#counters.add('prefetch.blocks.wasted');
+  }
+
+  /** It is nobody's now; returns whose it was. */
+  #unkeep(name: string): Bringer | undefined {
+    const kept = this.#kept.get(name);
+    if (kept === undefined) return undefined;
+    this.#kept.delete(name);
+    this.#unused.set(name, kept.bytes);
+    return kept.by;
+  }
+
+  #take(space: string, hash: HashKey): boolean {
     if (this.#unused.size === 0) return false;
-    const key = namespace.key + hash;
-    const bytes = this.#unused.get(key);
+    const bytes = this.#unused.get(space + hash);
     if (bytes === undefined) return false;
-    this.#unused.delete(key);
+    this.#unused.delete(space + hash);
     this.#bytes -= bytes;
     return true;
   }
@@ -94,7 +118,7 @@ export interface PrefetchOptions {
 }
 
 /** One prefetch: the blocks of a chain that a lower tier holds and the arena does not. */
-export class Prefetch implements FetchClient {
+export class Prefetch implements FetchClient, Bringer {
   readonly state: NamespaceState;
   readonly priority = 'prefetch';
   readonly tenant: number;
@@ -104,7 +128,8 @@ export class Prefetch implements FetchClient {
   /** Blocks on their way. */
   #open = 0;
   #ended = false;
-  readonly #pinned: HashKey[] = [];
+  /** By it, in the order in which they came. */
+  readonly #pinned = new Set<HashKey>();
 
   constructor(state: NamespaceState, hashes: readonly HashKey[], options: PrefetchOptions) {
     this.state = state;
@@ -137,12 +162,13 @@ export class Prefetch implements FetchClient {
     const { namespace, payloadBytes } = this.state;
     const hash = this.#hashes[index]!;
     counters.add(tier === 'arena' ? 'prefetch.blocks.already' : `prefetch.blocks.from.${tier}`);
-    // A load that waited for the same read has it already.
+    // Who pins it already has it, or has brought it: then it counts, or did.
     if (tier === 'arena' || pins.isPinned(namespace, hash)) prefetched.giveBack(payloadBytes);
-    else prefetched.add(namespace, hash, payloadBytes);
-    if (tier !== 'arena' && !this.#ended) {
+    else if (this.#ended) prefetched.add(namespace, hash, payloadBytes);
+    else {
       pins.pin(namespace, hash);
-      this.#pinned.push(hash);
+      this.#pinned.add(hash);
+      prefetched.add(namespace, hash, payloadBytes, this);
     }
     this.#done();
   }
@@ -153,6 +179,12 @@ export class Prefetch implements FetchClient {
     counters.add(`prefetch.failed.${reason}`);
     this.#stop(); // what lies behind a gap is of no use
     this.#done();
+  }
+
+  /** It is no guess any more: a load pins it, too, or the engine has it itself. */
+  used(hash: HashKey): void {
+    this.#pinned.delete(hash);
+    this.#options.pins.unpin(this.state.namespace, hash);
   }
 
   /** Nothing new is read for it. Returns how many blocks that leaves out. */
@@ -177,14 +209,18 @@ export class Prefetch implements FetchClient {
   #end(): void {
     if (this.#ended) return;
     this.#ended = true;
-    if (this.#pinned.length > 0) this.#options.blockTurns.add(this.#unpinning(), () => {});
+    if (this.#pinned.size > 0) this.#options.blockTurns.add(this.#unpinning(), () => {});
     this.#options.onEnd();
   }
 
   /** From the end on: whoever needs room meanwhile can have what came last, and nothing before it. */
   *#unpinning(): Steps<void> {
-    for (let hash = this.#pinned.pop(); hash !== undefined; hash = this.#pinned.pop()) {
-      this.#options.pins.unpin(this.state.namespace, hash);
+    const { prefetched, pins } = this.#options;
+    const { namespace } = this.state;
+    for (const hash of [...this.#pinned].reverse()) {
+      if (!this.#pinned.delete(hash)) continue; // used meanwhile
+      prefetched.letGo(namespace, hash, pins.isLeaving(namespace, hash));
+      pins.unpin(namespace, hash);
       yield;
     }
   }

@@ -55,7 +55,7 @@ export class SessionWrites {
   }
 
   /**
-   * Slots for new blocks of one chain; `parent` precedes the first. What follows a refused block is refused too: without
+   * Slots for blocks of one chain that are not here; `parent` precedes the first. What follows a refused block is refused too: without
    * its parent it could never be found. Nor is any of the chain evicted for another of it: what it holds is pinned meanwhile.
    */
   *reserve(parent: HashKey | null, hashes: readonly HashKey[]): Steps<Reservation[]> {
@@ -65,12 +65,13 @@ export class SessionWrites {
       yield* this.#keep(parent, hashes, kept);
       // Nothing is pinned where nothing will be allocated.
       if (parent !== null && kept.size > 0) yield* this.#keepWarm(parent);
-      const out = yield* this.#take(parent, hashes, kept);
+      const elsewhere = new Set<number>();
+      const out = yield* this.#take(parent, hashes, kept, elsewhere);
       for (const hash of kept) {
         if (kept.size % stepping.blocks === 0) yield;
         this.#letGo(hash, kept);
       }
-      yield* this.#used(hashes.filter((_, index) => out[index]?.status === 'held'));
+      yield* this.#used(hashes.filter((_, index) => out[index]?.status === 'held' || elsewhere.has(index)));
       return out;
     } finally {
       for (const hash of kept) this.#letGo(hash, kept);
@@ -155,48 +156,91 @@ export class SessionWrites {
     if (kept.delete(hash)) this.#parts.pins.unpin(this.#state.namespace, hash);
   }
 
-  *#take(parent: HashKey | null, hashes: readonly HashKey[], kept: Set<HashKey>): Steps<Reservation[]> {
-    const { arena, pins, limits, counters, failpoint, tenants, ownerOf, removeIfOver } = this.#parts;
-    const { namespace, payloadBytes, writing } = this.#state;
-    const maxReserved = Math.max(1, Math.floor(limits.maxReservedBytes / payloadBytes));
+  /**
+   * What nobody holds comes first. What others hold has what room is left, and is `held` where there is none: the chain's new end is never
+   * refused for its sake.
+   * @param elsewhere gets the indexes of what others hold
+   */
+  *#take(
+    parent: HashKey | null,
+    hashes: readonly HashKey[],
+    kept: Set<HashKey>,
+    elsewhere: Set<number>,
+  ): Steps<Reservation[]> {
     let refusal = parent !== null && !this.#isKnown(parent) ? 'no_parent' : '';
-    let before = parent;
     const out: Reservation[] = [];
-    for (const hash of hashes) {
+    for (const [index, hash] of hashes.entries()) {
       if (!this.#connected) break;
-      removeIfOver(namespace, hash); // its time may have come since it was pinned
-      if (pins.isLeaving(namespace, hash)) this.#letGo(hash, kept); // nor is this pin to keep its name from being made anew
-      let status: ReserveStatus = 'refused';
-      let slot: number | undefined;
-      const payer = ownerOf(namespace, hash) || this.#traits.tenant;
-      if (this.#isHeld(hash, true)) status = 'held';
-      else if (writing.has(hash) || pins.isLeaving(namespace, hash)) status = 'busy';
-      else if (refusal === '') {
-        const stranger = arena.get(namespace, hash) !== undefined;
-        if (stranger) refusal = 'other_size';
-        else if (this.#reserved.size >= maxReserved) refusal = 'session_limit';
-        else if (!tenants.reserve(payer, 0, payloadBytes)) refusal = 'quota';
-        else {
-          slot = arena.allocate(namespace, payloadBytes);
-          if (slot === undefined) {
-            refusal = 'no_space';
-            tenants.settle(payer, 0, payloadBytes);
-          }
-        }
-      }
-      if (slot !== undefined) {
-        status = 'reserved';
-        writing.add(hash);
-        this.#reserved.set(slot, { hash, parent: before, payer });
-        failpoint?.('store.reserve.allocated');
-      }
-      if (status === 'refused') counters.add(`reserve.refused.${refusal}`);
-      else counters.add(`reserve.${status}`);
-      out.push({ status, slot, reason: status === 'refused' ? refusal : '' });
-      before = hash;
+      const found = this.#find(hash, kept);
+      let taken = without('refused', refusal);
+      if (found === 'elsewhere') elsewhere.add(index);
+      if (found !== 'nowhere') taken = without(found === 'busy' ? 'busy' : 'held');
+      else if (refusal === '') taken = this.#slotFor(hash, index === 0 ? parent : hashes[index - 1]!);
+      if (taken.status === 'refused') refusal = taken.reason;
+      if (found !== 'elsewhere') this.#count(taken);
+      out.push(taken);
       if (isStepEnd(out.length, hashes.length)) yield;
     }
+    let looked = 0;
+    let hasRoom = refusal === '';
+    for (const index of elsewhere) {
+      // More of its chain may come with the next call, before any of this is committed.
+      hasRoom &&= this.#connected && 2 * this.#reserved.size < this.#maxReserved;
+      const found = hasRoom ? this.#find(hashes[index]!, kept) : 'here';
+      if (found === 'busy') out[index] = without('busy');
+      else if (found !== 'here') {
+        const taken = this.#slotFor(hashes[index]!, index === 0 ? parent : hashes[index - 1]!);
+        hasRoom = taken.slot !== undefined;
+        if (hasRoom) out[index] = taken;
+      }
+      this.#count(out[index]!);
+      if (isStepEnd(++looked, elsewhere.size)) yield;
+    }
     return out;
+  }
+
+  #find(hash: HashKey, kept: Set<HashKey>): 'here' | 'busy' | 'elsewhere' | 'nowhere' {
+    const { pins, removeIfOver } = this.#parts;
+    const { namespace, writing } = this.#state;
+    removeIfOver(namespace, hash); // its time may have come since it was pinned
+    if (pins.isLeaving(namespace, hash)) this.#letGo(hash, kept); // nor is this pin to keep its name from being made anew
+    const holder = this.#holderOf(hash);
+    if (holder === 'here') return holder;
+    return writing.has(hash) || pins.isLeaving(namespace, hash) ? 'busy' : (holder ?? 'nowhere');
+  }
+
+  get #maxReserved(): number {
+    return Math.max(1, Math.floor(this.#parts.limits.maxReservedBytes / this.#state.payloadBytes));
+  }
+
+  /** For a block that is not here. */
+  #slotFor(hash: HashKey, parent: HashKey | null): Reservation {
+    const { arena, failpoint, tenants, ownerOf } = this.#parts;
+    const { namespace, payloadBytes, writing } = this.#state;
+    const payer = ownerOf(namespace, hash) || this.#traits.tenant;
+    let slot: number | undefined;
+    let refusal = '';
+    if (arena.get(namespace, hash) !== undefined) refusal = 'other_size';
+    else if (this.#reserved.size >= this.#maxReserved) refusal = 'session_limit';
+    else if (!tenants.reserve(payer, 0, payloadBytes)) refusal = 'quota';
+    else {
+      slot = arena.allocate(namespace, payloadBytes);
+      if (slot === undefined) {
+        refusal = 'no_space';
+        tenants.settle(payer, 0, payloadBytes);
+      }
+    }
+    if (slot === undefined) return without('refused', refusal);
+    writing.add(hash);
+    this.#reserved.set(slot, { hash, parent, payer });
+    failpoint?.('store.reserve.allocated');
+    return { status: 'reserved', slot, reason: '' };
+  }
+
+  #count({ status, reason }: Reservation): void {
+    const { counters } = this.#parts;
+    if (status === 'refused') counters.add(`reserve.refused.${reason}`);
+    else counters.add(`reserve.${status}`);
   }
 
   /** What an engine holds itself it never looks up here; that it is still in use shows when it offers it again. */
@@ -280,21 +324,25 @@ export class SessionWrites {
   }
 
   /**
-   * `here`: on this host. What others' memory, Redis or S3 alone hold, the engine has computed since that was sooner: it would be again,
-   * each time, were it not kept here now.
+   * What others' memory, Redis or S3 alone hold is elsewhere: the engine has computed it since that was sooner, and would again, each
+   * time, were it not kept here now.
    */
-  #isHeld(hash: HashKey, here: boolean): boolean {
+  #holderOf(hash: HashKey): 'here' | 'elsewhere' | undefined {
     const { arena, locate, isOver } = this.#parts;
     const block = arena.get(this.#state.namespace, hash);
     const inArena = block?.payloadBytes === this.#state.payloadBytes && !isOver(block.expiresS);
     // What a tier that hangs is to bring, a lookup calls not held: the engine computes it, and that is not to be thrown away.
     const isComing = this.#state.fetching.get(hash)?.gate.available ?? false;
-    if (inArena || isComing) return true;
+    if (inArena || isComing) return 'here';
     const gate = locate(this.#state, hash);
-    return gate !== undefined && !(here && gate.tier.supports.shared);
+    return gate && (gate.tier.supports.shared ? 'elsewhere' : 'here');
   }
 
   #isKnown(hash: HashKey): boolean {
-    return this.#state.writing.has(hash) || this.#isHeld(hash, false);
+    return this.#state.writing.has(hash) || this.#holderOf(hash) !== undefined;
   }
+}
+
+function without(status: Exclude<ReserveStatus, 'reserved'>, reason = ''): Reservation {
+  return { status, slot: undefined, reason };
 }

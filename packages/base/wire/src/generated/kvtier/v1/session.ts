@@ -16,7 +16,7 @@ export const ReserveStatus = {
   RESERVE_STATUS_UNSPECIFIED: 0,
   /** RESERVE_STATUS_RESERVED - write, then Commit or Abort */
   RESERVE_STATUS_RESERVED: 1,
-  /** RESERVE_STATUS_HELD - the node has it already */
+  /** RESERVE_STATUS_HELD - a tier holds it already; if only one that others share, the arena has no room to spare for it */
   RESERVE_STATUS_HELD: 2,
   /** RESERVE_STATUS_BUSY - another session is writing it now */
   RESERVE_STATUS_BUSY: 3,
@@ -201,7 +201,10 @@ export interface LoadDone {
   reason: string;
 }
 
-/** Ask for slots to write new blocks into. Blocks already held or being written by someone get no slot. */
+/**
+ * Ask for slots to write blocks into. What this host holds already, or someone is writing, gets no slot. What only other hosts' memory,
+ * Redis or S3 hold gets one where there is room beside what nobody holds.
+ */
 export interface Reserve {
   /** hash before the first one, empty at the root */
   parent: Buffer;
