@@ -174,3 +174,32 @@ it('blocks that are on their way to a node are before those that come after them
   await Promise.all(asked);
   expect(handOffs.pendingBlocks).toBe(0);
 });
+
+it.each([
+  ['shares the node', 0, [10, 0]],
+  ['does not share it', 40_000, [0, 10]],
+])(
+  'another prefill worker that %s with the decode side has as many blocks still to send as that needs',
+  async (_, tokensAhead, pending) => {
+    const { all, ask, follow, handOffs } = rig(2, { split: 'always' });
+    // The second one is the decode side's neighbour, and the first choice where the other has more to do.
+    all[2]!.record = recordOf('near', { role: 'prefill', node: 'n0' });
+    all[1]!.load.tokensAhead = tokensAhead;
+    all[2]!.load.tokensAhead = 10_000;
+    const seen: number[] = [];
+    let legs = 0;
+    follow.by = async (number, request, signal, onEvent) => {
+      if (number === 0) return endless(number, request, signal, onEvent);
+      seen.push(handOffs.pendingBlocks);
+      if (++legs === 1) throw new KvError('DISCONNECTED', 'died', { retry: true });
+      return endless(number, request, signal, onEvent);
+    };
+    const client = new AbortController();
+    const asked = ask({}, client.signal);
+    await vi.waitFor(() => expect(legs).toBe(2), patience);
+    expect(seen).toEqual(pending);
+    client.abort(new Error('left'));
+    await asked;
+    expect(handOffs.pendingBlocks).toBe(0);
+  },
+);

@@ -1,39 +1,50 @@
-/** Blocks that came to a node, of all hand-offs. */
+/** Blocks that came to a node while one hand-off waited, of all others. */
 import { expect, it } from 'vitest';
-import { CameBlocks } from './came-blocks.ts';
+import { OthersCame } from './came-blocks.ts';
 
-it('counts what came after one moment and until another, whoever told it and however late', () => {
-  const come = new CameBlocks(60_000);
-  come.came(10, 100);
-  come.came(20, 300);
-  come.came(5, 200); // told late
-  come.came(0, 250);
-  const counted = [
-    [0, 1_000],
-    [100, 300],
-    [100, 299],
-    [200, 300],
-    [300, 1_000],
-  ] as const;
-  expect(counted.map(([from, to]) => come.between(from, to))).toEqual([35, 25, 5, 20, 0]);
+it('others count from the first block that is ready until the last one that comes, own ones never', () => {
+  const all = { sum: 7 };
+  const [a, b] = [new OthersCame(all), new OthersCame(all)];
+  b.came(5, 50);
+  a.begins(100);
+  b.begins(120);
+  a.came(10, 200);
+  b.came(20, 300);
+  a.came(10, 300);
+  b.came(40, 400);
+  // Of a's last report the moment is known: 40 more came since, a quarter of the time to now before its last block.
+  expect([a.until(300, 700), a.until(400, 700), a.until(700, 700)]).toEqual([20, 30, 60]);
+  expect([b.until(400, 700), b.until(700, 700)]).toEqual([20, 20]);
 });
 
-it('loses nothing of the time that it keeps, however many reports come; long ago is known more coarsely', () => {
-  const come = new CameBlocks(60_000);
-  for (let ms = 1; ms <= 100_000; ms++) come.came(1, ms);
-  expect(come.size).toBeLessThanOrEqual(1_024);
-  const since = (ms: number) => come.between(100_000 - ms, 100_000);
-  expect(since(32)).toBe(32);
-  for (const ms of [100, 1_000, 10_000, 59_000]) expect(Math.abs(since(ms) / ms - 1)).toBeLessThan(1 / 32);
-  // A thousand times as many in one moment are one.
-  for (let i = 0; i < 100_000; i++) come.came(1, 100_001);
-  expect([come.size <= 1_024, come.between(100_000, 100_001)]).toEqual([true, 100_000]);
+it('however long the rest of a prompt takes, and however much others have meanwhile: that came behind it', () => {
+  const all = { sum: 0 };
+  const [a, b] = [new OthersCame(all), new OthersCame(all)];
+  a.begins(0);
+  b.came(100, 59_999);
+  a.came(100, 60_000);
+  for (let ms = 60_000; ms < 600_000; ms++) b.came(1, ms);
+  expect(a.until(60_000, 600_000)).toBe(100);
+  expect(a.until(60_001, 600_000)).toBe(101);
 });
 
-it('forgets what is older', () => {
-  const come = new CameBlocks(1_000);
-  for (const ms of [0, 500, 999, 1_000, 1_001]) come.came(1, ms);
-  expect([come.size, come.between(-1, 1_001)]).toEqual([4, 4]);
-  come.came(1, 5_000);
-  expect([come.size, come.between(-1, 5_000)]).toEqual([1, 1]);
+it.each([
+  ['no time lies between', 10, 10],
+  ['it is told before it came', 20, 10],
+])('all that has come counts where %s', (_, ms, nowMs) => {
+  const all = { sum: 0 };
+  const [a, b] = [new OthersCame(all), new OthersCame(all)];
+  a.begins(10);
+  b.came(3, 10);
+  expect(a.until(ms, nowMs)).toBe(3);
+});
+
+it('what came before the last report is not lost where clocks say otherwise', () => {
+  const all = { sum: 0 };
+  const [a, b] = [new OthersCame(all), new OthersCame(all)];
+  a.begins(0);
+  b.came(3, 10);
+  a.came(1, 10);
+  b.came(3, 15);
+  expect(a.until(5, 20)).toBe(3);
 });

@@ -1,65 +1,49 @@
 /**
- * Blocks that came to one node, and when, whichever hand-off they belong to. Several share a link: what one of them saw of it alone is
- * a part of its rate.
- *
- * However many reports come, none is lost before it is old. Where they are more than `most`, neighbours become one, of the later one's
- * time, as far as they are no longer apart than a 32nd of how long ago they are: over all that is kept some hundreds are left then, and
- * what came since any moment is known to within a 32nd of the time since.
+ * Blocks that came to one node, whichever hand-off they belong to. Several share a link: what one of them saw of it alone is a part of
+ * its rate. There is one sum of each node, and each hand-off notes how it stood when its first block was ready, and when others of its own
+ * came: nothing is kept of the time between.
  */
-const most = 1_024;
-const fineness = 32;
+export interface CameBlocks {
+  /** Of all hand-offs to the node, so far. */
+  sum: number;
+}
 
-export class CameBlocks {
-  /** Milliseconds, blocks. In the order of time. */
-  #reports: (readonly [ms: number, blocks: number])[] = [];
-  readonly #keptMs: number;
+/** What others had from the same link while one hand-off waited for it. */
+export class OthersCame {
+  readonly #all: CameBlocks;
+  #own = 0;
+  /** How many blocks of others there were, and when. */
+  #begun = 0;
+  #last = { ms: 0, blocks: 0 };
 
-  /** `keptMs`: nobody asks for what came so long before the last one. */
-  constructor(keptMs: number) {
-    this.#keptMs = keptMs;
+  constructor(all: CameBlocks) {
+    this.#all = all;
   }
 
-  /** Reports that are held. */
-  get size(): number {
-    return this.#reports.length;
+  /** The first block of its own is ready. */
+  begins(ms: number): void {
+    this.#begun = this.#others;
+    this.#last = { ms, blocks: this.#begun };
   }
 
-  /** `ms` may be past: that the last ones came is told with the first token. */
+  /** More blocks of its own have come. */
   came(blocks: number, ms: number): void {
-    if (blocks <= 0) return;
-    const reports = this.#reports;
-    let at = reports.length;
-    while (at > 0 && reports[at - 1]![0] > ms) at--;
-    reports.splice(at, 0, [ms, blocks]);
-    const oldestMs = reports.at(-1)![0] - this.#keptMs;
-    if (reports[0]![0] < oldestMs)
-      reports.splice(
-        0,
-        reports.findIndex(([ms]) => ms >= oldestMs),
-      );
-    if (reports.length > most) this.#join();
+    this.#all.sum += blocks;
+    this.#own += blocks;
+    this.#last = { ms, blocks: this.#others };
   }
 
-  /** Blocks that came after `fromMs`, until `toMs`. */
-  between(fromMs: number, toMs: number): number {
-    let sum = 0;
-    for (let at = this.#reports.length - 1; at >= 0; at--) {
-      const [ms, blocks] = this.#reports[at]!;
-      if (ms <= fromMs) break;
-      if (ms <= toMs) sum += blocks;
-    }
-    return sum;
+  /**
+   * Blocks of others, from `begins` on. Its own last one came at `ms`, which is told at `nowMs`, when the rest of the prompt is computed:
+   * what others had since its last but that one counts as if it had come evenly.
+   */
+  until(ms: number, nowMs: number): number {
+    const { ms: lastMs, blocks } = this.#last;
+    const share = nowMs > lastMs ? Math.min(Math.max(ms - lastMs, 0) / (nowMs - lastMs), 1) : 1;
+    return blocks - this.#begun + (this.#others - blocks) * share;
   }
 
-  #join(): void {
-    const lastMs = this.#reports.at(-1)![0];
-    const joined: (readonly [number, number])[] = [];
-    for (const [ms, blocks] of this.#reports) {
-      // Whatever the last of them stands for came after the one before it.
-      const sinceMs = joined.at(-2)?.[0] ?? Number.NEGATIVE_INFINITY;
-      if (ms - sinceMs <= (lastMs - ms) / fineness) joined.push([ms, joined.pop()![1] + blocks]);
-      else joined.push([ms, blocks]);
-    }
-    this.#reports = joined;
+  get #others(): number {
+    return this.#all.sum - this.#own;
   }
 }

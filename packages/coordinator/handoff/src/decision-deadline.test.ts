@@ -41,31 +41,65 @@ it('whatever the figures: what is split is there in time, and always as much mor
   fc.assert(
     fc.property(questions, seconds, seconds, (asked, a, b) => {
       const of = (mode: Question['mode'], deadlineS: number) => decide({ ...asked, mode, deadlineS }).split;
-      for (const mode of ['predicted', 'always'] as const) expect(of(mode, a)?.awaitedS ?? 0).toBeLessThanOrEqual(a);
+      for (const mode of ['predicted', 'always'] as const) expect(of(mode, a)?.arrivedS ?? 0).toBeLessThanOrEqual(a);
       const [less, more] = [Math.min(a, b), Math.max(a, b)].map((deadlineS) => of('always', deadlineS)?.blocks ?? 0);
       expect(less).toBeLessThanOrEqual(more!);
     }),
   );
 });
 
-it('the decode side waits from when it has its room: until then others are computed, and sent, but not this one', () => {
-  // 944 blocks for prompt and answer: 300 more than are free, of which ten a second become so.
-  const full = { running: 1, totalBlocks: 10_000, usedBlocks: 9_356, freedBlocksPerS: 10 };
+it.each<[string, Partial<Question>]>([
+  [
+    'as many run as may, and the prompt has room',
+    {
+      decode: running(64, { maxRunning: 64, waiting: 60, awaiting: 60, usedBlocks: 24_000, freedBlocksPerS: 600 }),
+      others: [side(1, { tokensAhead: 80_000 })],
+    },
+  ],
+  [
+    'there is no room for the longest answer',
+    {
+      ...{ maxTokens: 32_000, others: [side(1, { tokensAhead: 80_000 })] },
+      decode: running(9, { totalBlocks: 10_000, usedBlocks: 9_000, freedBlocksPerS: 50 }),
+    },
+  ],
+  [
+    'what is to travel before waits for room as well',
+    {
+      ...{ tokens: 6_401, linkBlocksPerS: 100, pendingBlocks: 9_000 },
+      decode: running(9, { waiting: 1, awaiting: 1, usedBlocks: 96_300, waitingBlocks: 9_000, freedBlocksPerS: 100 }),
+    },
+  ],
+  [
+    'what is computed before waits for room as well',
+    {
+      ...{ tokens: 6_401, others: [side(1, { tokensAhead: 72_000, legs: 1 })] },
+      decode: running(9, { waiting: 1, awaiting: 1, usedBlocks: 96_300, waitingBlocks: 9_000, freedBlocksPerS: 100 }),
+    },
+  ],
+])('that the decode side is full is no time won: %s', (_, part) => {
+  for (const mode of ['predicted', 'always'] as const)
+    expect(decide(question({ tokens: 15_001, mode, ...part }))).toMatchObject({
+      ...{ reason: 'prefill-late', split: undefined },
+    });
+});
+
+it('always: a part only where it is no worse than the decode side alone', () => {
+  // P would be there with one part in 16 after 59.5 s; D is, with all, after 16.
   const of = (tokensAhead: number, part: Partial<Question> = {}) =>
-    decide(
-      question({
-        ...{ mode: 'always', tokens: 15_001, decode: running(1, full), others: [side(1, { tokensAhead })] },
-        ...{ deadlineS: 1_000, ...part },
-      }),
-    ).split!;
-  // 14.992 s of compute, and 31 blocks of the last step. Behind a queue of 50 s it begins 20 s after there is room.
-  const awaited = [0, 30_000, 50_000].map((tokensAhead) => of(tokensAhead).awaitedS);
-  for (const [at, seconds] of [15.023, 15.023, 35.023].entries()) expect(awaited[at]).toBeCloseTo(seconds, 9);
-  expect(of(50_000).arrivedS).toBeCloseTo(65.023, 9);
-  expect([of(50_000, { deadlineS: 35.1 }).blocks, of(50_000, { deadlineS: 35 }).blocks]).toEqual([937, 879]);
-  // 937 blocks, ten a second; those of others have 30 s.
-  const slow = [0, 300, 400].map((pendingBlocks) => of(0, { linkBlocksPerS: 10, pendingBlocks }).awaitedS);
-  for (const [at, seconds] of [93.7, 93.7, 103.7].entries()) expect(slow[at]).toBeCloseTo(seconds, 9);
+    decide(question({ mode: 'always', tokens: 16_001, others: [side(1, { tokensAhead })], ...part }));
+  expect(of(58_500)).toMatchObject({ reason: 'alone', split: undefined, isLacking: false });
+  // D has as much to do before as P.
+  const busy = { decode: side(0, { tokensAhead: 44_100, waiting: 1 }) };
+  expect([of(44_000, busy).split?.blocks, of(44_000, { ...busy, deadlineS: 53 }).split?.blocks]).toEqual([938, 500]);
+  // All of it is taken where that is in time, however late.
+  expect(of(43_000)).toMatchObject({ reason: 'always', split: { blocks: 1_000 } });
+  // The decode side alone is in time, and no part is; where neither is, a part that takes a twentieth longer is as good.
+  const short = { tokens: 2_901, deadlineS: 2, ttftS: 3 };
+  expect(of(1_700, short)).toMatchObject({ reason: 'alone', expected: { plainS: expect.closeTo(2.911, 9) } });
+  const alike = { ...short, deadlineS: 1 };
+  const reasons = [2.91, 2.92, 2.95].map((ttftS) => of(0, { ...alike, ttftS }).reason);
+  expect(reasons).toEqual(['always', 'alone', 'always']);
 });
 
 it('lacking: also where an idle worker would have been asked for a part alone', () => {

@@ -7,7 +7,7 @@
  * bottleneck, or they would not be there while the decode side waits for them, 16 shares of them are looked at, at the best workers: fewer
  * blocks travel, and the decode side computes the rest meanwhile. What it would not wait for is no way at all.
  * A split has to cost a twentieth less than none: it can fail in more ways. Where all prompts are to be split, it is as much of this one as
- * is there while the decode side waits.
+ * is there while the decode side waits; a part of it only where that is no worse than none.
  */
 import { type Cost, costOf, ownCostOf } from './cost.ts';
 import type { Question, Side } from './question.ts';
@@ -39,9 +39,9 @@ export const handOffReasons = [
   'prefill-too-small',
   /** none: all that take prefill have as many legs as they may, or the coordinator has */
   'prefill-busy',
-  /** none: nobody's blocks would be there while the decode side waits */
+  /** none: nobody's blocks would all be there while the decode side waits, nor a sixteenth of them from the best */
   'prefill-late',
-  /** none: the worker alone serves all best */
+  /** none: the worker alone serves all best; where all prompts are to be split: no part that is in time is as good */
   'alone',
 ] as const;
 export type HandOffReason = (typeof handOffReasons)[number];
@@ -91,8 +91,10 @@ export function decide(question: Question): Decision {
   const wholes = candidates.map((prefill) => splitOf(question, prefill, full, held));
   const inTime = [...wholes, ...sharesOf(question, wholes, full, held)].filter((split) => isInTime(question, split));
   if (inTime.length === 0) return none('prefill-late');
+  const ways = mode === 'always' ? inTime.filter((split) => isWorthIt(split, full, alone)) : inTime;
+  if (ways.length === 0) return none('alone');
   const isTaken = mode === 'always' ? isMore : isBetter;
-  const best = inTime.reduce((best, split) => (isTaken(split, best) ? split : best));
+  const best = ways.reduce((best, split) => (isTaken(split, best) ? split : best));
   const chosen = drawing(question, best, full);
   if (mode === 'always') return { reason: 'always', split: chosen, expected: chosen, alone, isLacking: false };
   if (!pays(chosen, alone)) return none('alone');
@@ -101,7 +103,18 @@ export function decide(question: Question): Decision {
   return { reason, split: chosen, expected: chosen, alone, isLacking: false };
 }
 
-const isInTime = ({ deadlineS }: Question, { awaitedS }: Split): boolean => awaitedS <= deadlineS;
+/**
+ * The decode side waits from when it has its room, and until then the time is not won: what others are to send and compute first may wait
+ * for theirs. From now on is never too short.
+ */
+const isInTime = ({ deadlineS }: Question, { arrivedS }: Split): boolean => arrivedS <= deadlineS;
+
+/**
+ * Where all prompts are to be split: all of this one, or a part that is no worse than none. The last step of a part travels before the
+ * rest is begun with: alike is what takes a twentieth longer at most, and misses no more.
+ */
+const isWorthIt = ({ blocks, plainS, misses }: Split, full: number, alone: Expected): boolean =>
+  blocks === full || (plainS * margin <= alone.plainS && misses <= alone.misses);
 
 /** Parts of the prompt, at the best of those whose link keeps it waiting, or who cannot compute all in time. */
 function sharesOf(question: Question, wholes: readonly Split[], full: number, held: number): Split[] {
@@ -136,7 +149,7 @@ function isWanted(question: Question, alone: Expected): boolean {
   const held = Math.min(decode.match.blocks, full);
   const whole = splitOf(question, prefill, full, held);
   return [whole, ...sharesOf(question, [whole], full, held)].some(
-    (split) => isInTime(question, split) && (mode === 'always' || pays(split, alone)),
+    (split) => isInTime(question, split) && (mode === 'always' ? isWorthIt(split, full, alone) : pays(split, alone)),
   );
 }
 
@@ -209,7 +222,6 @@ function splitOf(question: Question, prefill: Side, blocks: number, held: number
     tailS,
     firstS: times.firstS,
     arrivedS: times.arrivedS,
-    awaitedS: times.awaitedS,
     isLinkBound: times.isLinkBound,
     earlyS: times.earlyS,
     pauseS: times.pauseS,

@@ -22,6 +22,8 @@ type Draws = {
   /** So many of the ten are not in the decode side's node either. */
   readonly travels?: number;
   readonly transfers?: Transfer[];
+  /** Of another prefill worker that is asked for the same: so many of them are not in the decode side's node. */
+  readonly another?: number;
 };
 
 /** Ten blocks of 16 tokens that worker 1 computes for worker 0, of which worker 0 holds `local`. Returns what was told at the end. */
@@ -62,16 +64,18 @@ async function handedOff(
     }),
     follow,
   } as unknown as HandOffEngines;
+  const split = { prefill, blocks: 10, computes: 160, travels: draws.travels ?? 10, draws: true } as Split;
   const run = new HandOff({
-    ...{ engines, decode: 0, request: greedy({ requestId: 'r' }), blockTokens: 16, tries: 1 },
+    ...{ engines, decode: 0, request: greedy({ requestId: 'r' }), blockTokens: 16, tries: 2 },
     times: { stallMs: 60_000, deadlineMs: draws.deadlineMs ?? 60_000 },
-    split: { prefill, blocks: 10, computes: 160, travels: draws.travels ?? 10, draws: true } as Split,
+    split,
     listener: {
       leg: () => {},
+      ready: () => {},
       pending: (blocks) => pending.push(blocks),
       came: (blocks) => came.push(blocks),
       fellShort: (why) => told.push([why.length]),
-      another: () => undefined,
+      another: () => (draws.another === undefined ? undefined : { ...split, travels: draws.another }),
       firstToken: (...blocks) => told.push(blocks),
       took: (took) => parts.push(took),
       paused: (seconds, isGiven) => {
@@ -164,8 +168,8 @@ it('what lies in the decode worker’s own node has not come over the link, nor 
   await handedOff(
     [
       ['d', state(2, 0)],
-      ['p', state(0, 7)],
       ['d', state(2, 6)],
+      ['p', state(0, 7)],
       ['d', state(2, 7)],
       ['p', { ...state(0, 10), finishReason: 'prefilled' }],
       ['d', state(2, 8)],
@@ -181,9 +185,71 @@ it('what lies in the decode worker’s own node has not come over the link, nor 
     [4, 4, 4, 3, 2, 0, 0],
     [1, 1, 2],
   ]);
-  const seconds = expect.any(Number);
   expect(draws.transfers).toEqual([{ blocks: 4, lastBlocks: 3, tookS: seconds, afterS: seconds }]);
 });
+
+const seconds = expect.any(Number);
+it.each<[string, Partial<Draws>, Step[], number[], Transfer[]]>([
+  [
+    'lacks what it was to hold',
+    { travels: 4 },
+    [
+      ['p', state(0, 7)],
+      ['d', state(2, 6)],
+    ],
+    [4, 4, 4, 0],
+    [],
+  ],
+  [
+    'has blocks of two prefill workers',
+    { another: 10 },
+    [
+      ['p', state(0, 4)],
+      ['d', state(2, 4)],
+      ['p', { ...state(0, 4), finishReason: 'prefilled' }],
+      ['p', state(0, 10)],
+    ],
+    [10, 8, 6, 6, 0],
+    [],
+  ],
+  [
+    'has all blocks of the second prefill worker',
+    { another: 10 },
+    [
+      ['p', { ...state(0, 0), finishReason: 'prefilled' }],
+      ['p', state(0, 10)],
+    ],
+    [10, 8, 8, 0],
+    [{ blocks: 8, lastBlocks: 8, tookS: seconds, afterS: seconds }],
+  ],
+  [
+    'waits for a second prefill worker that has its node',
+    { another: 0 },
+    [
+      ['d', state(2, 4)],
+      ['p', { ...state(0, 4), finishReason: 'prefilled' }],
+      ['p', state(0, 10)],
+    ],
+    [10, 8, 6, 0, 0],
+    [],
+  ],
+])(
+  'what came measures the link where nothing else was waited for: the decode side %s',
+  async (_, more, steps, left, measured) => {
+    const pending: number[] = [];
+    const draws: Draws = { tells: [], given: [], transfers: [], ...more };
+    await handedOff(
+      [['d', state(2, 0)], ...steps, ['p', { ...state(0, 10), finishReason: 'prefilled' }], ['d', begun]],
+      pending,
+      [],
+      draws,
+      [],
+      () => {
+        expect([pending, draws.transfers]).toEqual([left, measured]);
+      },
+    );
+  },
+);
 
 it.each<[string, Step[]]>([
   ['has waited as long as it does', [['p', 'cancelled']]],

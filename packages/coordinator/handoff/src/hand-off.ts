@@ -84,8 +84,10 @@ export interface HandOffListener {
   leg(prefill: Split['prefill'], began: boolean): void;
   /** So many blocks have still to travel from the prefill side's node. */
   pending(blocks: number): void;
-  /** So many more have come from there to the decode side, by then: performance.now(). */
-  came(blocks: number, atMs: number): void;
+  /** The first block lies in the prefill side's node: from then on they may travel. Once. */
+  ready(): void;
+  /** So many more have come from there to the decode side. */
+  came(blocks: number): void;
   /** Something fell short; for the answer's headers, and metrics. */
   fellShort(why: Shortfall, error?: KvError): void;
   /** Another prefill worker for the same blocks, without those that failed; undefined: there is none. */
@@ -102,7 +104,7 @@ export interface HandOffListener {
    * meanwhile. Else from its last block until the decode side's first token, of what came as it should. Once.
    */
   paused(seconds: number, isGiven: boolean): void;
-  /** Blocks travelled so fast; the last of them was there by then: performance.now(). */
+  /** Blocks travelled so fast; the last of them was there by then: performance.now(). Before `came` tells of these. */
   travelled(transfer: Transfer, cameMs: number): void;
 }
 
@@ -124,6 +126,13 @@ export class HandOff {
   #hasToken = false;
   /** The decode side waits no more, and computes the rest itself. */
   #goesOn = false;
+  /** Blocks that do not lie in the decode side's own node; 0: it is the prefill side's, too. */
+  #travels: number;
+  /**
+   * What came tells of the link: one worker computed it, and what need not travel had come when its first block was ready. Else the decode
+   * side's node has lost some of that, or it was waited for.
+   */
+  #isMeasured = false;
   /** When the first block was ready, and when all were: performance.now(). */
   #firstReadyMs: number | undefined;
   #allReadyMs: number | undefined;
@@ -143,6 +152,7 @@ export class HandOff {
 
   constructor(options: HandOffOptions) {
     this.#options = options;
+    this.#travels = options.split.travels;
   }
 
   /** Events of the hand-off itself are not passed on. @throws as the decode side's stream, or the reason of `signal` */
@@ -169,7 +179,7 @@ export class HandOff {
         const { tokenIds, finishReason, handOff: state } = event;
         if (state !== undefined && tokenIds.length === 0 && finishReason === '') {
           if (this.#local !== undefined) {
-            this.#haveCome(Math.min(state.readyBlocks, split.blocks), performance.now());
+            this.#haveCome(Math.min(state.readyBlocks, split.blocks));
             if (!this.#goesOn) this.#options.listener.pending(this.#leftOf(this.#came));
             return undefined; // that it has room is said once
           }
@@ -217,13 +227,10 @@ export class HandOff {
     const come = Math.max(Math.min(Math.floor(had / blockTokens), split.blocks) - local, 0);
     const hidden = Math.min(Math.max(this.#cameHidden - local, 0), come);
     listener.firstToken(local, come, hidden);
-    // That the last of them came is told with the token alone; and none is waited for any more.
-    this.#haveCome(local + come, performance.now() - (cache?.tailUs ?? 0) / 1000);
-    listener.pending(0);
     if (cache?.tailUs !== undefined) {
       const cameMs = performance.now() - cache.tailUs / 1000;
       this.#tail = { cameMs, us: cache.tailUs };
-      if (this.#firstReadyMs !== undefined && this.#allReadyMs !== undefined) {
+      if (this.#isMeasured && this.#firstReadyMs !== undefined && this.#allReadyMs !== undefined) {
         const [tookS, afterS] = [this.#firstReadyMs, this.#allReadyMs].map((ms) => Math.max(cameMs - ms, 0) / 1000);
         const blocks = this.#leftOf(local) - this.#leftOf(local + come);
         const lastBlocks = Math.min(come - hidden, blocks);
@@ -231,16 +238,19 @@ export class HandOff {
       }
       this.#tellTook();
     }
+    // That the last of them came is told with the token alone; and none is waited for any more.
+    this.#haveCome(local + come);
+    listener.pending(0);
     // Whatever a prefill worker still computes, nobody waits for it; what it has computed, it says in a moment.
     if (this.#tail === undefined || this.#fellShort) this.#over.abort(ended);
     else this.#lastWord = setTimeout(() => this.#over.abort(ended), lastWordMs);
   }
 
-  #haveCome(blocks: number, atMs: number): void {
+  #haveCome(blocks: number): void {
     if (blocks <= this.#came) return;
     const travelled = this.#leftOf(this.#came) - this.#leftOf(blocks);
     this.#came = blocks;
-    if (travelled > 0) this.#options.listener.came(travelled, atMs);
+    if (travelled > 0) this.#options.listener.came(travelled);
   }
 
   /**
@@ -248,8 +258,7 @@ export class HandOff {
    * it is there already.
    */
   #leftOf(come: number): number {
-    const { blocks, travels } = this.#options.split;
-    return Math.min(blocks - come, travels);
+    return Math.min(this.#options.split.blocks - come, this.#travels);
   }
 
   /** However long its own computing takes: what has not come until then does not travel any more. */
@@ -311,6 +320,9 @@ export class HandOff {
       const next: Split | undefined = number < tries ? listener.another(failed) : undefined;
       if (next === undefined) break;
       split = next;
+      this.#travels = split.travels;
+      this.#isMeasured = false;
+      listener.pending(this.#leftOf(this.#came));
     }
     await this.#goOnAlone();
   }
@@ -361,7 +373,11 @@ export class HandOff {
       const now = Math.min(handOff?.readyBlocks ?? ready, blocks);
       if (now > ready || finishReason !== '') stall.refresh();
       ready = Math.max(now, ready);
-      if (ready > 0) this.#firstReadyMs ??= performance.now();
+      if (ready > 0 && this.#firstReadyMs === undefined) {
+        this.#firstReadyMs = performance.now();
+        this.#isMeasured = this.#came + this.#travels >= blocks;
+        this.#options.listener.ready();
+      }
       if (ready >= blocks && this.#allReadyMs === undefined) {
         this.#allReadyMs = performance.now();
         this.#cameHidden = this.#came;

@@ -14,7 +14,7 @@ import type { OnEvent, Worker } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 import type { GenerateRequest } from '@kvtier/wire/grpc';
 import type { Asked } from './asked.ts';
-import { CameBlocks } from './came-blocks.ts';
+import { type CameBlocks, OthersCame } from './came-blocks.ts';
 import type { Copies } from './copies.ts';
 import { type Decision, decide, holdsToken, lineOf, type Split } from './decision.ts';
 import { HandOff, type HandOffEngines, type Shortfall, type Took } from './hand-off.ts';
@@ -88,8 +88,6 @@ const noNodes: Nodes = [];
 const [firstLateS, mostLateS] = [0.004, 0.5];
 /** Of nobody's coming for so many targets, half of what was learned of lateness is forgotten. */
 const believedTargets = 4;
-/** What came is known for so many waits: one in which it came, and the rest of the prompt behind it. */
-const keptWaits = 2;
 /** No estimate of a queue is taken for exact: a prefill worker gets so many times as long. */
 const patience = 3;
 
@@ -201,6 +199,7 @@ export class HandOffs {
     if (split === undefined) return engines.follow(number, paced, signal, watched);
     const node = question.decode.node!;
     let pending = 0;
+    const others = new OthersCame(this.#linkOf(node).come);
     let prefill = split.prefill.name;
     let degraded: string | undefined;
     const handOff = new HandOff({
@@ -217,7 +216,8 @@ export class HandOffs {
           this.#count(this.#pending, node, blocks - pending);
           pending = blocks;
         },
-        came: (blocks, atMs) => this.#linkOf(node).come.came(blocks, atMs),
+        ready: () => others.begins(performance.now()),
+        came: (blocks) => others.came(blocks, performance.now()),
         fellShort: (why, error) => {
           this.metrics.fellShort(why);
           const fields = { request: request.requestId, prefill, decode: choice.worker.record.name, why };
@@ -234,7 +234,14 @@ export class HandOffs {
           if (next === undefined) return undefined;
           prefill = next.prefill.name;
           told({ line, prefill, degraded });
-          return { ...next, blocks: split.blocks, draws: split.draws && holdsToken(next.prefill, asked.tokens) };
+          // The same blocks, whatever would be best now: what the decode side lacked at first travels, or nothing where both have one node.
+          const travels = next.travels === 0 ? 0 : split.lacks;
+          return {
+            ...next,
+            blocks: split.blocks,
+            travels,
+            draws: split.draws && holdsToken(next.prefill, asked.tokens),
+          };
         },
         firstToken: (local, come, hidden) => {
           this.metrics.handedOff(split, local, come, hidden);
@@ -249,10 +256,9 @@ export class HandOffs {
           this.#pauses.came(whose, split.pauseS, seenS, performance.now());
         },
         travelled: (transfer, cameMs) => {
-          if (split.travels === 0) return;
-          const { come, rate } = this.#linkOf(node);
-          const allBlocks = come.between(cameMs - transfer.tookS * 1_000, cameMs);
-          rate.came({ ...transfer, allBlocks }, performance.now(), ownPerS(question.decode));
+          const nowMs = performance.now();
+          const allBlocks = transfer.blocks + others.until(cameMs, nowMs);
+          this.#linkOf(node).rate.came({ ...transfer, allBlocks }, nowMs, ownPerS(question.decode));
         },
       },
     });
@@ -360,7 +366,7 @@ export class HandOffs {
     if (link !== undefined) return link;
     // Nodes come and go: the oldest is forgotten, and measured again.
     if (this.#links.size >= maxLinks) this.#links.delete(this.#links.keys().next().value!);
-    link = { rate: new LinkRate(), come: new CameBlocks(keptWaits * this.#limits.deadlineMs) };
+    link = { rate: new LinkRate(), come: { sum: 0 } };
     this.#links.set(node, link);
     return link;
   }

@@ -6,7 +6,7 @@ import { createLogger } from '@kvtier/telemetry';
 import type { GenerateRequest } from '@kvtier/wire/grpc';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import type { HandOffEngines } from './hand-off.ts';
-import { HandOffs } from './hand-offs.ts';
+import { type HandOffLimits, HandOffs } from './hand-offs.ts';
 
 beforeEach(() => {
   vi.useFakeTimers({ toFake: ['performance'] });
@@ -16,7 +16,7 @@ afterEach(() => {
 });
 
 /** A decode worker, and two that compute 100 blocks each for it; its node holds `held` of prompts that have keys. */
-function rig(held: number) {
+function rig(held: number, more: Partial<HandOffLimits> = {}) {
   const workers = new FakeWorkers();
   const [decode] = [workers.add('d'), workers.add('p'), workers.add('q')];
   for (const [at, role] of (['decode', 'prefill', 'prefill'] as const).entries())
@@ -32,7 +32,7 @@ function rig(held: number) {
         signal.addEventListener('abort', () => resolve(), { once: true });
       }),
   } as unknown as HandOffEngines;
-  const limits = { split: 'always', itlMs: 1 } as const; // no token is drawn at the prefill side
+  const limits = { split: 'always', itlMs: 1, ...more } as const; // no token is drawn at the prefill side
   const heldBy = (number: number) => {
     const blocks = number === 0 ? held : 0;
     return { blocks, byMedium: Int32Array.of(0, blocks, 0, 0, 0, 0, 0, 0) };
@@ -89,31 +89,73 @@ it('transfers that share a link measure all of it, not each its part', async () 
   vi.advanceTimersByTime(700);
   for (const id of ['a', 'b']) answers(id, 500_000);
   await Promise.all(runs);
-  // 95, since the other's last ten were not told yet, and a quarter of the way to 100.
-  expect(await link()).toBe('96');
+  // 91, of the other's last ten those that came in 0.2 s of 0.7, and a quarter of the way to 96, for the same reason.
+  expect(await link()).toBe('93');
 });
 
 it('what a prompt has in the decode side’s own node is no part of the link, however fast it is told', async () => {
   const { follow, ready, prefilled, answers, link, handOffs } = rig(80);
   const runs = [follow('a', 200), follow('b')];
   expect(handOffs.pendingBlocks).toBe(20 + 100);
+  for (const id of ['a', 'b']) ready(id, 0);
+  vi.advanceTimersByTime(10);
+  ready('a', 80);
+  expect(handOffs.pendingBlocks).toBe(20 + 100);
+  for (const id of ['a', 'b']) prefilled(id);
+  // 120 blocks in 1.2 s: 20 of one, 100 of the other.
+  for (let come = 10; come < 100; come += 10) {
+    vi.advanceTimersByTime(120);
+    if (come === 50) ready('a', 90);
+    ready('b', come);
+  }
+  vi.advanceTimersByTime(120);
+  answers('b', 0);
+  answers('a', 0);
+  await Promise.all(runs);
+  // 110 in 1.2 s, since the other's last ten were not told yet, and a quarter of the way to 120.
+  expect(await link()).toBe('94');
+});
+
+it('a node that has lost meanwhile what the index says of it measures nothing: nobody knows how much came over the link', async () => {
+  const { follow, ready, prefilled, answers, link } = rig(80);
+  const run = follow('a', 200);
+  ready('a', 0);
+  prefilled('a');
+  for (let come = 10; come < 100; come += 10) {
+    vi.advanceTimersByTime(100);
+    ready('a', come);
+  }
+  vi.advanceTimersByTime(100);
+  answers('a', 0);
+  await run;
+  expect(await link()).toBe(undefined);
+});
+
+it('however long the rest of a prompt takes behind its blocks: the link is measured by what came with these', async () => {
+  const { follow, ready, prefilled, answers, link } = rig(0, { deadlineMs: 2_000 });
+  const [a, b] = [follow('a'), follow('b')];
   for (const id of ['a', 'b']) {
     ready(id, 0);
     prefilled(id);
   }
-  vi.advanceTimersByTime(10);
-  ready('a', 80);
-  expect(handOffs.pendingBlocks).toBe(20 + 100);
-  // 120 blocks in 1.2 s: 20 of one, 100 of the other.
-  for (let come = 10; come < 100; come += 10) {
-    vi.advanceTimersByTime(119);
-    if (come === 50) ready('a', 90);
-    ready('b', come);
+  for (let come = 10; come <= 100; come += 10) {
+    vi.advanceTimersByTime(200);
+    ready('b', Math.min(come, 99));
+    ready('a', Math.min(come, 99));
   }
-  vi.advanceTimersByTime(119);
   answers('b', 0);
-  answers('a', 0);
-  await Promise.all(runs);
-  // 110 in 1.2 s, and a quarter of the way to 120.
-  expect(await link()).toBe('94');
+  await b;
+  // Meanwhile the link brings others ten times as many.
+  const c = follow('c');
+  ready('c', 0);
+  prefilled('c');
+  for (let come = 10; come < 100; come += 10) {
+    vi.advanceTimersByTime(600);
+    ready('c', come);
+  }
+  answers('a', 5_400_000);
+  await a;
+  expect(await link()).toBe('100');
+  answers('c', 0);
+  await c;
 });

@@ -9,14 +9,12 @@
  *     computed(b)  = begins(P) + (b - held(P)) × token(P)                                  also what P holds it says in a step of its own
  *     stepped(b)   = √((b - held(P)) × link × step without tokens(P) × (1 + waiting))     blocks of one step of P; no more than it takes
  *     arrived(b)   = max((pending + b - held(D)) ÷ link, computed(b) + its last step's blocks ÷ link)
- *     awaited(b)   = max((pending + b - held(D)) ÷ link - room(D), (b - held(D)) ÷ link, arrived's other part - min(begins(P), room(D)))
  *     split(b)     = max(arrived(b), begins(D)) + (tokens - b blocks) × token(D) + step(D)
  *
  * Of a rest of a block, which engines compute before prompts that run, max(arrived(b), begins(D)) is
  *
  *     tail(b)      = max(arrived(b), room, min(tokens ahead × token(D), arrived(b) + half a step with prompts + their share of its own))
  *
- * `awaited` is what of `arrived` D waits: from when it has its room, and before that P is not asked.
  * Time to first token is that of Mooncake's algorithm 1 (FAST'25) with the transfer hidden under compute.
  */
 import { bringSecondsOf, computedTokensOf, roomS } from '@kvtier/routing';
@@ -49,8 +47,6 @@ export interface SplitTimes extends AloneTimes {
   /** Seconds until the prefill side can say that a block is there, and until the last one is. */
   readonly firstS: number;
   readonly arrivedS: number;
-  /** Of the latter, those that the decode side waits: from when it has its room. */
-  readonly awaitedS: number;
   /** Nobody waits for the computing: to bring all over takes longer than until all is computed, and its last step is there. */
   readonly isLinkBound: boolean;
   /** Until the prefill side has computed all that it is to; from then on to the decode side's next token, at the latest. */
@@ -95,9 +91,6 @@ export function splitTimes(
   const wireS = travels === 0 ? 0 : (pendingBlocks + travels) / link;
   const computedS = earlyS + lastBlocks / link;
   const arrivedS = Math.max(wireS, computedS);
-  const hasRoomS = roomOfS(question, decode, true);
-  const sinceS = Math.max(startS - hasRoomS, 0) + computeS + lastBlocks / link;
-  const awaitedS = Math.max(wireS - hasRoomS, travels / link, sinceS);
   // Of what it holds it says nothing before: that lies in its engine, and its node is offered it with the first step.
   const firstS = startS + Math.min(toCompute, stepBlocks || most) * blockTokens * tokenS(question, prefill);
   const tailS = tail * tokenS(question, decode);
@@ -120,7 +113,6 @@ export function splitTimes(
     tailS,
     firstS,
     arrivedS,
-    awaitedS,
     isLinkBound: wireS > computedS,
     earlyS,
     pauseS,
