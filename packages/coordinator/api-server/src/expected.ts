@@ -5,10 +5,19 @@
  *
  * Invariants: a worker is expected for `awayMs` from when it went away, and no longer; one that drains or was refused is not. Who waits
  * is looked at when something changed, in the order in which they came and a few a turn, so that a crowd holds up nobody else; workers are
- * looked at once a turn for all who wait for the same model. They are as many as requests may be in progress.
+ * looked at once a turn for all who wait for the same model, and for each who waits for another than it has asked. They are as many as
+ * requests may be in progress.
  */
 import type { Worker } from '@kvtier/registry';
 import type { Engines } from './engines.ts';
+
+/** Whom a request may still be given. */
+export interface Others {
+  /** Names; undefined: any. */
+  readonly among?: ReadonlySet<string> | undefined;
+  /** Names of those that have been asked. */
+  readonly except: ReadonlySet<string>;
+}
 
 export interface ExpectedOptions {
   readonly engines: Pick<Engines, 'workers'>;
@@ -75,6 +84,29 @@ export class Expected {
       if (worker.awaySinceMs !== undefined) untilMs = Math.max(untilMs, worker.awaySinceMs + this.awayMs);
     }
     return isAlone ? Math.max(this.#openedMs + this.awayMs, untilMs) : untilMs;
+  }
+
+  /** The same of those alone that have said that they serve this model, and may be asked: who only might is not worth a wait. */
+  otherUntilMs(model: string, others: Others): number {
+    let untilMs = Number.NEGATIVE_INFINITY;
+    if (this.#closed) return untilMs;
+    for (const worker of this.#others(model, others))
+      if (worker.awaySinceMs !== undefined) untilMs = Math.max(untilMs, worker.awaySinceMs + this.awayMs);
+    return untilMs;
+  }
+
+  /** One of these takes requests. */
+  isServedByOther(model: string, others: Others): boolean {
+    for (const { state } of this.#others(model, others)) if (state === 'ready') return true;
+    return false;
+  }
+
+  *#others(model: string, { among, except }: Others): Generator<Worker> {
+    for (const worker of this.#engines.workers()) {
+      if (worker?.facts?.model !== model) continue;
+      const { name } = worker.record;
+      if (!except.has(name) && (among?.has(name) ?? true)) yield worker;
+    }
   }
 
   /** Some model has nobody who is ready, and somebody is expected: its requests will wait. */

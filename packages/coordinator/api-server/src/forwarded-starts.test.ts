@@ -103,6 +103,27 @@ it.each([
   await atRest();
 });
 
+it('a failure of a type that every object has is 500', async () => {
+  await known('one');
+  const error = '{"error":{"message":"it died","type":"constructor"}}';
+  one.answer = streaming(`data: ${error}\n\n${done}`);
+  const response = await ask({ stream: true }, { signal: AbortSignal.timeout(10_000) });
+  expect([response.status, await response.text()]).toEqual([500, error]);
+  await atRest();
+});
+
+it('a head that HTTP does not allow ends its request, here and at the pod', async () => {
+  await known('one');
+  const left = vi.fn(async () => ({ done: true as const, value: undefined }));
+  const pieces = { next: async () => ({ done: false as const, value: Buffer.from(token) }), return: left };
+  const body = { [Symbol.asyncIterator]: () => pieces };
+  vi.spyOn(at.fleet, 'forward').mockResolvedValue({ status: 200, headers: { 'content-type': '\n' }, body });
+  const response = await ask({}, { signal: AbortSignal.timeout(10_000) });
+  expect([response.status, await response.json()]).toMatchObject([500, { error: { code: 'internal_error' } }]);
+  expect(left).toHaveBeenCalledOnce();
+  await atRest();
+});
+
 it('what a request is refused for in a stream goes on as it came, and is no first token', async () => {
   await known('one', 'two');
   const text = `data: {"error":{"message":"no such thing","code":400}}\n\n${done}`;

@@ -58,12 +58,17 @@ export async function passBack(
     if (value !== undefined) headers[name] = value;
   }
   begun();
-  reply.hijack();
   const { raw } = reply;
+  try {
+    raw.writeHead(answer.status, headers);
+  } catch (error) {
+    await pieces.return?.();
+    throw error; // a head that HTTP does not allow: whoever called can still say so
+  }
+  reply.hijack();
   raw.on('timeout', () => raw.destroy());
   // Behind other answers on its connection: from when it is its turn.
   if (raw.socket === null) raw.setTimeout(unreadMs);
-  raw.writeHead(answer.status, headers);
   // The client's time runs while it has something to read; how long a worker may be silent its line says.
   const mayWait = (ms: number): void => void raw.socket?.setTimeout(ms);
   const end = new AnswerEnd(answer, usage);

@@ -10,6 +10,7 @@ const pods = ['one', 'two'].map((name) => ({ name, pod: Object.assign(new Pod(),
 const [one, two] = pods.map(({ pod }) => pod) as [Pod, Pod];
 beforeEach(async () => {
   for (const { pod } of pods) {
+    Object.assign(pod, { healthy: true, models: undefined });
     pod.seen.length = 0;
     await pod.start();
   }
@@ -180,6 +181,72 @@ it('and when it is expected no more, the answer is what the others said', async 
   one.answer = answers(500, '{"error":"one"}');
   const response = await ask();
   expect([response.status, await response.text(), seen()]).toEqual([500, '{"error":"one"}', [1, 0]]);
+  await atRest();
+});
+
+/** `asked` is waited for; it settles long before anybody is expected no more. */
+const atOnce = async (asked: Promise<Response>): Promise<readonly unknown[]> => {
+  const beganMs = performance.now();
+  const response = await asked;
+  return [response.status, await response.text(), performance.now() - beganMs < 10_000];
+};
+
+it('one that goes away with its request is not waited for: it has been asked', async () => {
+  await at.open({ limits: { absentMs: 20_000, retryMs: 20_000 } });
+  await known(1);
+  one.answer = () => {};
+  const asked = ask();
+  await vi.waitUntil(() => one.seen.length === 1, patience);
+  one.healthy = false;
+  at.fleet.doubted(at.fleet.workers().find((worker) => worker?.record.name === 'one')!.number);
+  await areSilent('one');
+  answers(500, '{"error":"one"}')(one.seen[0]!);
+  expect(await atOnce(asked)).toEqual([500, '{"error":"one"}', true]);
+  expect(seen()).toEqual([1, 0]);
+  await atRest();
+});
+
+it('nor is one of which nobody knows what it serves', async () => {
+  await at.open({ limits: { absentMs: 20_000, retryMs: 20_000 } });
+  await known(1);
+  await two.stop();
+  at.discovery.say(...pods.map(({ name, pod }) => ({ name, kind: 'openai' as const, address: pod.address })));
+  await vi.waitUntil(() => states()[1] === 'joining', patience);
+  one.answer = answers(500, '{"error":"one"}');
+  expect(await atOnce(ask())).toEqual([500, '{"error":"one"}', true]);
+  await atRest();
+});
+
+it('nor one that lacks the adapter which is asked for', async () => {
+  await at.open({ limits: { absentMs: 20_000, retryMs: 20_000 } });
+  const cards = [{ id: 'pods' }, { id: 'tuned', parent: 'pods' }];
+  one.models = () => JSON.stringify({ object: 'list', data: cards });
+  await known(2);
+  one.models = undefined;
+  await two.stop();
+  await areSilent('two');
+  one.answer = answers(500, '{"error":"one"}');
+  const asked = at.post('/v1/completions', { model: 'tuned', prompt: 'a'.repeat(600) });
+  expect(await atOnce(asked)).toEqual([500, '{"error":"one"}', true]);
+  await atRest();
+});
+
+it('who waits for another one is counted, and not beyond the time for its first token', async () => {
+  await at.open({ limits: { absentMs: 20_000, retryMs: 20_000 } });
+  await known(2);
+  await two.stop();
+  await areSilent('two');
+  one.answer = answers(500, '{"error":"one"}');
+  const expecting = async (): Promise<string> => /^kvtier_requests_expecting (\d+)$/m.exec(await at.metricsText())![1]!;
+  const left = new AbortController();
+  const gone = ask({ signal: left.signal });
+  await vi.waitUntil(async () => (await expecting()) === '1', patience);
+  left.abort();
+  await expect(gone).rejects.toThrow();
+  await vi.waitUntil(async () => (await expecting()) === '0', patience);
+  const headers = { 'content-type': 'application/json', 'x-slo-ttft-ms': '1500' };
+  expect(await atOnce(ask({ headers }))).toEqual([500, '{"error":"one"}', true]);
+  expect(seen()).toEqual([2, 0]);
   await atRest();
 });
 

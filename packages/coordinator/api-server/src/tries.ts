@@ -3,8 +3,8 @@
  *
  * While nobody is ready who could be asked at all, it waits for one that is expected (expected.ts).
  *
- * Where all that it may have answer 500, its request may be why, and no one is asked twice: each would compute it again. One that is away
- * and expected is waited for then: it has not been asked.
+ * Where all that it may have answer 500, its request may be why, and no one is asked twice: each would compute it again. One that is away,
+ * expected, and has not been asked is waited for then.
  *
  * Bounded: `maxTries` workers that fail one after another (a request must not kill them all; those that are full do not count), and
  * `withinMs` from the first of them on. So long it also waits for a worker to come, when none is left. Each token that comes is a new
@@ -88,9 +88,12 @@ export class Tries {
         if (!this.#hasBegun && isFinal(failure)) throw failure;
         if (!this.#hasBegun && isFinal(error)) throw error;
         const isSuspect = !this.#hasBegun && this.#except.size > 0 && this.#mayBeRequestOf;
-        if (isSuspect && !this.#isSomebodyExpected(request)) throw failure;
+        if (isSuspect) {
+          await this.#awaitAnother(request, failure, signal);
+          continue;
+        }
         await this.#pause(failure, signal);
-        if (!isSuspect) this.#beginAnew();
+        this.#beginAnew();
       }
     }
   }
@@ -132,9 +135,19 @@ export class Tries {
     this.#mayBeRequestOf = true;
   }
 
-  /** Besides those that failed, and in time. */
-  #isSomebodyExpected({ model, firstTokenByMs = Number.POSITIVE_INFINITY }: Asked): boolean {
-    return Math.min(this.#expected.untilMs(model), firstTokenByMs) > performance.now();
+  /** Until one that has not been asked is ready. @throws `failure` when none is expected in time; the reason of `signal` */
+  async #awaitAnother(
+    { model, among, firstTokenByMs = Number.POSITIVE_INFINITY }: Asked,
+    failure: KvError,
+    signal: AbortSignal,
+  ): Promise<void> {
+    const expected = this.#expected;
+    const others = { among, except: this.#except };
+    const untilMs = Math.min(expected.otherUntilMs(model, others), this.#untilMs, firstTokenByMs);
+    if (untilMs <= performance.now()) throw failure;
+    const isOver = (): boolean =>
+      expected.isServedByOther(model, others) || expected.otherUntilMs(model, others) <= performance.now();
+    await expected.wait(isOver, untilMs, signal);
   }
 
   /** Until some worker of its model is ready. @throws `error` when none is expected in time; the reason of `signal` */

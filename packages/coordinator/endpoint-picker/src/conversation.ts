@@ -8,9 +8,9 @@
  * the headers are let through to get the body, whose answer carries the endpoint. No body, or a gateway that waits for the headers'
  * answer before it sends pieces: the endpoint is chosen by load when the headers come.
  *
- * Invariants: one message is worked on at a time, and no other is read meanwhile; bytes held are counted by `HeldBytes`; every state has
- * a deadline, its end, too, which a gateway that reads nothing would put off; the request's share of a worker's load ends with the
- * answer, with the stream, or at a deadline, exactly once.
+ * Invariants: one message is worked on at a time, and no other is read meanwhile; bytes held of a request are counted by `HeldBytes`, and
+ * of its answer some KiB are kept (watched-answer.ts); every state has a deadline, its end, too, which a gateway that reads nothing would
+ * put off; the request's share of a worker's load ends with the answer, with the stream, or at a deadline, exactly once.
  */
 import { status } from '@grpc/grpc-js';
 import { KvError } from '@kvtier/errors';
@@ -62,6 +62,8 @@ export class Conversation {
   #timer: NodeJS.Timeout;
   #requestMode: BodySendMode;
   #responseMode: BodySendMode;
+  /** The gateway has said how it sends bodies. */
+  #isModeSaid = false;
   #phase: 'start' | 'body' | 'picked' | 'ended' = 'start';
   #isFirst = true;
   #asked: Asked | undefined;
@@ -112,6 +114,7 @@ export class Conversation {
     if (this.#isFirst && protocolConfig !== undefined) {
       this.#requestMode = protocolConfig.requestBodyMode;
       this.#responseMode = protocolConfig.responseBodyMode;
+      this.#isModeSaid = true;
     }
     this.#isFirst = false;
     switch (request?.$case) {
@@ -194,7 +197,8 @@ export class Conversation {
 
   #onResponseHeaders(headers: HttpHeaders, metadata: Metadata): Promise<void> | undefined {
     this.#letRequestGo();
-    this.#answered.headers(headers, metadata, headers.endOfStream || this.#responseMode === BodySendMode.NONE);
+    const isAll = headers.endOfStream || this.#responseMode === BodySendMode.NONE;
+    this.#answered.headers(headers, metadata, isAll, this.#isModeSaid);
     if (headers.endOfStream) this.#answered.ended();
     return this.#out.send(goesOn('responseHeaders'));
   }

@@ -3,7 +3,7 @@ import { Fleet } from '@kvtier/registry';
 import { Pod, SpokenDiscovery } from '@kvtier/registry/testing';
 import { createLogger } from '@kvtier/telemetry';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import { type GatewayStream, modes, PickerRig, ScriptedDispatch } from './testing/index.ts';
+import { type GatewayStream, modes, type Opening, PickerRig, ScriptedDispatch } from './testing/index.ts';
 
 const patience = { timeout: 20_000, interval: 5 };
 let rig: PickerRig;
@@ -15,8 +15,8 @@ afterEach(async () => {
   expect(rig.dispatch.running).toBe(0);
 });
 
-async function picked(): Promise<GatewayStream> {
-  const stream = rig.gateway.open({ modes: modes.duplex });
+async function picked(opening: Opening = { modes: modes.duplex }): Promise<GatewayStream> {
+  const stream = rig.gateway.open(opening);
   stream.post();
   stream.requestBody('{"model":"m"}');
   await stream.has(2);
@@ -127,27 +127,67 @@ describe('of an answer', () => {
     expect(await streamed(served, [error(500)], headers)).toMatchObject([became, {}]);
   });
 
-  it('a stream of which a gateway shows nothing is as good as its status', async () => {
+  it('a stream of which a gateway does not say whether it shows it is as good as its status, at once', async () => {
+    await rig.start();
+    const stream = await picked({});
+    stream.responseHeaders(endpoint, { ':status': '200', 'content-type': 'text/event-stream' });
+    await stream.has(3);
+    expect(rig.became).toEqual(well);
+    // Shown after all, it tells when its first token comes, and nothing more of the pod.
+    stream.responseBody(': ping\n\n', false);
+    await stream.has(4);
+    expect(rig.dispatch.told.slice(1)).toEqual([]);
+    stream.responseBody(token, false);
+    stream.responseBody(error(500), true);
+    await stream.has(6);
+    stream.end();
+    await stream.closed();
+    await rig.idle();
+    expect([rig.became, rig.dispatch.told.slice(1)]).toEqual([well, first]);
+  });
+
+  it.each([
+    ['before any of it came', []],
+    ['behind comments', [': ping\n\n']],
+    ['behind a role', [role]],
+    ['within its first event', [token.slice(0, 20)]],
+  ])('a stream that is left before it tells anything says nothing: %s', async (_, pieces) => {
     await rig.start();
     const stream = await picked();
     stream.responseHeaders(endpoint, { ':status': '200', 'content-type': 'text/event-stream' });
-    await stream.has(3);
+    for (const piece of pieces) stream.responseBody(piece, false);
+    await stream.has(3 + pieces.length);
+    stream.cancel();
+    await rig.idle();
     expect(rig.became).toEqual(['went 0']);
+  });
+
+  it('nor does one of which nothing comes in time', async () => {
+    await rig.start({ silenceMs: 1_000 });
+    const stream = await picked();
+    stream.responseHeaders(endpoint, { ':status': '200', 'content-type': 'text/event-stream' });
+    await stream.closed();
+    await rig.idle();
+    expect(rig.became).toEqual(['went 0']);
+  });
+
+  it('of one event no more is kept than an error has: what is larger is a token', async () => {
+    await rig.start();
+    const stream = await picked();
+    stream.responseHeaders(endpoint, { ':status': '200', 'content-type': 'text/event-stream' });
+    stream.responseBody(role.repeat(100), false);
+    const begun = '\ndata: {"error":{"message":"'; // with what ended the event before
+    stream.responseBody(begun.slice(1) + 'a'.repeat(4_096 - begun.length), false);
+    await stream.has(5);
+    expect(rig.became).toEqual(['went 0']);
+    stream.responseBody('a', false);
+    await stream.has(6);
+    expect(rig.became).toEqual(well);
+    stream.responseBody('"}}\n\n', true);
     stream.end();
     await stream.closed();
     await rig.idle();
     expect(rig.became).toEqual(well);
-  });
-
-  it('a stream that is left before it tells anything says nothing', async () => {
-    await rig.start();
-    const stream = await picked();
-    stream.responseHeaders(endpoint, { ':status': '200', 'content-type': 'text/event-stream' });
-    stream.responseBody(role, false);
-    await stream.has(4);
-    stream.cancel();
-    await rig.idle();
-    expect(rig.became).toEqual(['went 0']);
   });
 
   it('nothing is told where no model answers it', async () => {

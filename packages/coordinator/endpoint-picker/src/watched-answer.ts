@@ -1,6 +1,9 @@
 /**
  * An answer as the gateway tells of it: who gave it, when its first token came, its usage. The request's share of a worker's load ends with it,
- * exactly once. What it says of the pod its status tells, and of a stream of events that the gateway shows its first one.
+ * exactly once. What it says of the pod its status tells, and of a stream of events that the gateway has said to show its first one: one
+ * that is left before then says nothing.
+ *
+ * Invariant: of an answer some KiB are kept, of its end and of one event at its beginning.
  */
 import { AnswerTail, outcomeOf, StartReader } from '@kvtier/registry';
 import type { HttpHeaders } from '@kvtier/wire/ext-proc';
@@ -10,6 +13,8 @@ import type { Picked } from './picker.ts';
 
 /** Of a gateway whose own deadline ends an answer that is long in coming. */
 const routeTimedOut = '504';
+/** Of an event that has not come whole: an error is shorter. */
+const mostEventBytes = 4_096;
 const answerHeaders = new Set([':status', 'content-encoding', 'content-type']);
 
 export class WatchedAnswer {
@@ -26,7 +31,6 @@ export class WatchedAnswer {
   #isStreamed = false;
   /** Of one that can be read, until it says what it is; and who wants to know how it failed, or that it did not. */
   #start: StartReader | undefined;
-  #hasBody = false;
   #began: (failure: string | undefined) => void = () => {};
 
   constructor(metrics: PickerMetrics) {
@@ -38,8 +42,8 @@ export class WatchedAnswer {
     this.#picked = picked;
   }
 
-  /** `isAll`: nothing else will be seen of it but its end. */
-  headers(headers: HttpHeaders, metadata: Metadata, isAll: boolean): void {
+  /** `isAll`: nothing else will be seen of it but its end. `isShown`: its gateway has said that its body will be. */
+  headers(headers: HttpHeaders, metadata: Metadata, isAll: boolean, isShown: boolean): void {
     const told = headersOf(headers, answerHeaders);
     const served = servedOf(metadata);
     const isElsewhere = served !== undefined && served !== this.#picked?.endpoint;
@@ -54,8 +58,8 @@ export class WatchedAnswer {
     this.#isStreamed = this.#isGood && /^text\/event-stream\b/i.test(told.get('content-type') ?? '');
     this.#isTheirs = this.#isGood && !isElsewhere; // what is not good may be the gateway's own word
     if (this.#isTheirs) this.#picked?.heard();
-    if (this.#isStreamed && isPlain && !isAll && !this.#isJudged) this.#start = new StartReader();
-    if (this.#picked) this.#judge(this.#picked, status, served);
+    if (this.#isStreamed && isPlain && !isAll && !this.#isJudged) this.#start = new StartReader(mostEventBytes);
+    if (this.#picked) this.#judge(this.#picked, status, served, isShown);
     if (isAll) this.#firstToken(false);
   }
 
@@ -75,9 +79,8 @@ export class WatchedAnswer {
     if (usage) this.#metrics.countUsage(usage);
   }
 
-  /** Whatever became of it. A gateway that shows no body says so by its mode, or not at all. */
+  /** Whatever became of it. */
   left(): void {
-    if (this.#start && !this.#hasBody) this.#began(undefined);
     this.#start = undefined;
     this.#picked?.share.ended();
   }
@@ -86,13 +89,13 @@ export class WatchedAnswer {
    * Once. What may be the gateway's own word, or says that it went elsewhere after a failure, is no more than a doubt; a refusal says
    * nothing. `served`: the gateway's choice, which it has made before it knows whether it can connect.
    */
-  #judge({ judgement, endpoint, isAlone }: Picked, status: string, served: string | undefined): void {
+  #judge({ judgement, endpoint, isAlone }: Picked, status: string, served: string | undefined, isShown: boolean): void {
     if (this.#isJudged) return;
     this.#isJudged = true;
     const isTheirs = served === endpoint || (served === undefined && isAlone);
     const isFailure = /^5\d\d$/.test(status);
     if (served !== undefined && !isTheirs) judgement.doubted();
-    else if (this.#start)
+    else if (this.#start && isShown)
       this.#began = (failure) => {
         if (failure !== undefined && isTheirs) judgement.failed(`a stream behind a gateway ${failure}`);
         else if (failure !== undefined) judgement.doubted();
@@ -105,7 +108,6 @@ export class WatchedAnswer {
   }
 
   #read(body: Buffer): void {
-    this.#hasBody = true;
     const verdict = this.#start?.push(body);
     if (verdict === undefined) {
       if (this.#start === undefined || this.#start.hasEvent) this.#firstToken(this.#isStreamed);

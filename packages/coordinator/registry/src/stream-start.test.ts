@@ -8,7 +8,10 @@ const event = (data: object | string): string => `data: ${typeof data === 'strin
 const choice = (part: object): object => ({ choices: [{ index: 0, finish_reason: null, ...part }] });
 const role = event(choice({ delta: { role: 'assistant', content: '', reasoning_content: null, tool_calls: [] } }));
 const token = event(choice({ delta: { content: 'é' } }));
-const error = (code: unknown, type?: string): object => ({ error: { message: 'EngineCore died', type, code } });
+/** Which no text can be made of. */
+const noWord = { toString: null };
+const deep = `{"error":{"type":${'['.repeat(10_000)}${']'.repeat(10_000)}}}`;
+const error = (code: unknown, type?: unknown): object => ({ error: { message: 'EngineCore died', type, code } });
 
 async function* piecesOf(pieces: readonly (string | Buffer)[]): AsyncGenerator<Buffer> {
   for (const piece of pieces) yield Buffer.from(piece);
@@ -58,6 +61,14 @@ it.each<[string, string, object]>([
   ['a failure by type', event(error(null, 'InternalServerError')), failedWith(error(null, 'InternalServerError'), 500)],
   ['a code beside its type', event(error(500, 'BadRequestError')), failedWith(error(500, 'BadRequestError'), 500)],
   ['no status', event(error('4000')), failedWith(error('4000'), 500)],
+  ['a type that every object has', event(error(null, 'constructor')), failedWith(error(null, 'constructor'), 500)],
+  ['a type and a code that are no words', event(error(noWord, noWord)), failedWith(error(noWord, noWord), 500)],
+  ['a type that is deep', `data: ${deep}\n\n`, { kind: 'failed', status: 500, json: deep }],
+  [
+    'a finish reason that is no word',
+    event(choice({ text: '', finish_reason: noWord })),
+    { ...goesOn, finishReason: 'none' },
+  ],
   ['a failure by name', event(error('dead')), { kind: 'failed', status: 500, json: JSON.stringify(error('dead')) }],
   ['a failure in a word', event({ error: 'dead' }), { kind: 'failed', status: 500, json: '{"error":"dead"}' }],
 ])('%s', async (_, text, verdict) => {
@@ -183,6 +194,42 @@ it('the time counts from when it was asked for', async () => {
   expect(settled).not.toHaveBeenCalled();
   await vi.advanceTimersByTimeAsync(1);
   expect(settled).toHaveBeenCalledOnce();
+});
+
+describe('an event that has begun when the time is over', () => {
+  const failure = event(error(500));
+  const [half, rest] = [failure.slice(0, 30), failure.slice(30)];
+  /** A stream whose first piece comes so late; then the time goes on so far, another piece comes, and so on. */
+  const heldFor = async (firstMs: number, ...steps: readonly (number | string)[]) => {
+    vi.useFakeTimers();
+    const spoken = new Spoken();
+    const settled = vi.fn();
+    void startOf(spoken.parts).then(settled);
+    await vi.advanceTimersByTimeAsync(firstMs);
+    const outcomes: (object | string)[] = [];
+    for (const step of steps) {
+      if (typeof step === 'string') await spoken.say(step);
+      else await vi.advanceTimersByTimeAsync(step);
+      outcomes.push(settled.mock.calls[0] === undefined ? 'held' : (settled.mock.calls[0] as [Started])[0].verdict);
+    }
+    return outcomes;
+  };
+  const failed = failedWith(error(500), 500);
+  it.each<[string, number, (number | string)[], (object | string)[]]>([
+    ['is waited for', 60_000, [half, 499, rest], ['held', 'held', failed]],
+    ['behind comments, too', 10_000, [': ping\n\n', 19_000, half, 1_499, rest], [...Array(4).fill('held'), failed]],
+    ['and behind a role', 0, [role, 499, half, 500, rest], [...Array(4).fill('held'), failed]],
+    ['once', 60_000, [half, 499, rest.slice(0, 9), 1], ['held', 'held', 'held', goesOn]],
+    ['and none that is a comment', 60_000, [': pi'], [goesOn]],
+    [
+      'and not again behind a role that it was',
+      60_000,
+      [role.slice(0, 30), 499, role.slice(30) + half, 499, 1],
+      [...Array(4).fill('held'), goesOn],
+    ],
+  ])('%s', async (_, firstMs, steps, outcomes) => {
+    expect(await heldFor(firstMs, ...steps)).toEqual(outcomes);
+  });
 });
 
 describe('what it says of its pod', () => {

@@ -7,8 +7,8 @@
  *   an error                     ─► 429, 5xx: the pod's, who streams no answer; any other is the request's, and goes on
  *
  * Invariants: at most `mostHeldBytes` and one piece are held, no later than `mostHeldMs` from when it was asked for, and for `roleMs` once an
- * event has come: a pod tells a role with its first token, but what a model thinks may be hidden for as long as it likes. Then all goes on;
- * of comments alone what they say of the pod is told when more has come.
+ * event has come: a pod tells a role with its first token, but what a model thinks may be hidden for as long as it likes. An event that has
+ * begun then has `roleMs` to become whole, once. Then all goes on; of comments alone what they say of the pod is told when more has come.
  */
 
 /** What a stream that goes on begins with. */
@@ -67,18 +67,23 @@ export async function startOf(parts: AsyncIterator<Buffer>, options: StartOption
   let coming: Promise<IteratorResult<Buffer>> | undefined;
   let timer: NodeJS.Timeout | undefined;
   let isRoleTimed = false;
-  let over = (): void => {};
-  const isOver = new Promise<undefined>((resolve) => (over = () => resolve(undefined)));
+  let isWholeAwaited = false;
+  let isOver = new Promise<undefined>(() => {});
   const within = (ms: number): void => {
     clearTimeout(timer);
-    timer = setTimeout(over, ms);
+    isOver = new Promise((resolve) => (timer = setTimeout(() => resolve(undefined), ms)));
   };
   let verdict: Verdict | undefined;
   try {
     for (;;) {
-      coming = parts.next();
+      coming ??= parts.next();
       const next: IteratorResult<Buffer> | undefined = await Promise.race([coming, isOver]);
       if (next === undefined) {
+        if (reader.isWithinEvent && !isWholeAwaited) {
+          isWholeAwaited = true;
+          within(roleMs);
+          continue;
+        }
         if (reader.hasEvent) verdict = answer;
         break;
       }
@@ -86,7 +91,7 @@ export async function startOf(parts: AsyncIterator<Buffer>, options: StartOption
       verdict = next.done ? answer : reader.push(next.value);
       if (!next.done) held.push(next.value);
       if (verdict !== undefined) break;
-      if (held.length === 1) within(sentAtMs + mostHeldMs - performance.now());
+      if (held.length === 1) within(Math.max(sentAtMs + mostHeldMs - performance.now(), 0));
       if (reader.hasEvent && !isRoleTimed) within(roleMs);
       isRoleTimed = reader.hasEvent;
     }
@@ -131,20 +136,33 @@ function after(
   return { [Symbol.asyncIterator]: () => iterator };
 }
 
-/** Finds the events in pieces of a stream. Each byte is looked at once, and no more than `mostHeldBytes` are kept. */
+/** Finds the events in pieces of a stream. Each byte is looked at once, and of one event that is not whole so many are kept. */
 export class StartReader {
   /** One that says something has come. */
   hasEvent = false;
+  readonly #mostKeptBytes: number;
   #bytes = 0;
   /** Of the event that is not whole yet. */
   #open: Buffer[] = [];
+  #openBytes = 0;
   #isLineEmpty = true;
   #wasCr = false;
+
+  constructor(mostKeptBytes = mostHeldBytes) {
+    this.#mostKeptBytes = mostKeptBytes;
+  }
+
+  /** A line that is no comment has begun, and its event is not whole. */
+  get isWithinEvent(): boolean {
+    return linesOf(Buffer.concat(this.#open).toString('utf8')).some((line) => line !== '' && !line.startsWith(':'));
+  }
 
   /** undefined: nothing that tells. Behind a verdict there is nothing more to read. */
   push(piece: Buffer): Verdict | undefined {
     this.#bytes += piece.length;
-    return this.#read(piece) ?? (this.#bytes > mostHeldBytes ? answer : undefined);
+    const verdict = this.#read(piece);
+    const isLarge = this.#bytes > mostHeldBytes || this.#openBytes > this.#mostKeptBytes;
+    return verdict ?? (isLarge ? answer : undefined);
   }
 
   #read(piece: Buffer): Verdict | undefined {
@@ -163,6 +181,7 @@ export class StartReader {
         from = at;
         const data = dataOf(Buffer.concat(this.#open).toString('utf8'));
         this.#open = [];
+        this.#openBytes = 0;
         if (data !== undefined) {
           this.hasEvent = true;
           const verdict = verdictOf(data);
@@ -171,7 +190,8 @@ export class StartReader {
       }
       this.#isLineEmpty = true;
     }
-    this.#open.push(piece.subarray(from));
+    this.#open.push(Buffer.from(piece.subarray(from))); // a copy: what came before it is let go
+    this.#openBytes += piece.length - from;
     return undefined;
   }
 }
@@ -179,11 +199,13 @@ export class StartReader {
 /** undefined: comments, and lines that are not for the client. */
 function dataOf(event: string): string | undefined {
   const lines: string[] = [];
-  for (const line of event.split(/\r\n|\r|\n/)) {
+  for (const line of linesOf(event)) {
     if (line.startsWith('data:')) lines.push(line.slice(line[5] === ' ' ? 6 : 5));
   }
   return lines.length === 0 ? undefined : lines.join('\n');
 }
+
+const linesOf = (text: string): string[] => text.split(/\r\n|\r|\n/);
 
 interface Chunk {
   readonly error?: unknown;
@@ -211,40 +233,39 @@ function verdictOf(json: string): Verdict | undefined {
   const finished = choices.find(({ finish_reason: reason }) => (reason ?? '') !== '');
   const hasToken = choices.some(bringsToken);
   if (finished === undefined) return hasToken ? answer : undefined;
-  const finishReason = String(finished.finish_reason);
+  const finishReason = wordOf(finished.finish_reason);
   if (finishReason === 'abort' && !hasToken) return { kind: 'aborted' };
   return { ...answer, finishReason };
 }
 
 /** By type, as vLLM, SGLang and OpenAI name them; letters alone. */
-const statuses: Readonly<Record<string, number>> = {
-  badrequest: 400,
-  badrequesterror: 400,
-  invalidrequesterror: 400,
-  authenticationerror: 401,
-  permissionerror: 403,
-  notfounderror: 404,
-  unprocessableentityerror: 422,
-  toomanyrequests: 429,
-  ratelimiterror: 429,
-};
+const statuses: ReadonlyMap<string, number> = new Map([
+  ['badrequest', 400],
+  ['badrequesterror', 400],
+  ['invalidrequesterror', 400],
+  ['authenticationerror', 401],
+  ['permissionerror', 403],
+  ['notfounderror', 404],
+  ['unprocessableentityerror', 422],
+  ['toomanyrequests', 429],
+  ['ratelimiterror', 429],
+]);
 
 /** Whose code and type say nothing is no fault of the request that anybody named. */
 function verdictOfError(error: unknown, json: string): Verdict {
   const { code, type } = error as { readonly code?: unknown; readonly type?: unknown };
-  const status =
-    statusIn(code) ??
-    statuses[
-      String(type)
-        .toLowerCase()
-        .replace(/[^a-z]/g, '')
-    ] ??
-    500;
+  const letters = wordOf(type)
+    .toLowerCase()
+    .replace(/[^a-z]/g, '');
+  const status = statusIn(wordOf(code)) ?? statuses.get(letters) ?? 500;
   if (status !== 429 && status < 500) return { ...answer, isRefused: true };
   return { kind: 'failed', status, json };
 }
 
-const statusIn = (code: unknown): number | undefined => (/^[45]\d\d$/.test(String(code)) ? Number(code) : undefined);
+const statusIn = (code: string): number | undefined => (/^[45]\d\d$/.test(code) ? Number(code) : undefined);
+
+/** Of objects, some of which no text can be made of, none is. */
+const wordOf = (value: unknown): string => (typeof value === 'object' ? 'none' : String(value));
 
 function bringsToken({ text, delta, token_ids: ids }: Choice): boolean {
   if (isSome(text) || isSome(ids)) return true;
