@@ -25,6 +25,8 @@ class Rig {
   /** The same by a block's first two bytes. */
   flagsAt: (block: number) => number | undefined = (block) => this.flagsOf(block & 0xff);
   usPerBlock = 1_000;
+  /** No answer comes before this. */
+  answers: Promise<void> | undefined;
   /** Default: all that were asked for. */
   heldBlocks: number | undefined;
   /** What was rather computed. */
@@ -37,6 +39,7 @@ class Rig {
     });
     const call = async ({ value }: { value: { hashes: Buffer } }) => {
       this.asked.push(value.hashes[0]!);
+      await this.answers;
       const count = this.heldBlocks ?? value.hashes.length / hashBytes;
       return { held: count, spans: [{ tier: 'peer', count }], estimatedUs: count * this.usPerBlock };
     };
@@ -223,6 +226,57 @@ it('what was known goes on answering while it is asked anew, and counts once', a
   }
   expect(rig.counters).toMatchObject({ lookups: 4, heldBlocks: blocks, plannedBlocks: blocks });
   expect(rig.table.size).toBe(1);
+});
+
+it('who waits is asked for anew when its answer is old, and its turn finds the new one', async () => {
+  const rig = new Rig();
+  rig.usPerBlock = 10;
+  rig.flagsOf = () => near;
+  rig.heldBlocks = 0;
+  const renew = (id: string) => rig.table.renew([rig.session], id, hashes);
+  const match = () => rig.table.match([rig.session], 'r', hashes, 4);
+  renew('r'); // nothing is known of it
+  expect(await rig.match('r', 4)).toBe(0);
+  renew('r');
+  expect(rig.asked).toEqual([4]);
+  await rig.timers.pass(5_001);
+  let answer = (): void => {};
+  rig.answers = new Promise((resolve) => {
+    answer = resolve;
+  });
+  rig.heldBlocks = 30; // somebody has stored it meanwhile
+  for (let times = 0; times < 3; times++) renew('r');
+  rig.table.renew(null, 'r', hashes);
+  expect(rig.asked).toEqual([4, 4]);
+  expect(match()).toEqual({ state: 'known', blocks: 0 });
+  answer();
+  await new Promise(setImmediate);
+  await rig.timers.pass(60_000); // a step that takes a minute
+  expect(match()).toEqual({ state: 'known', blocks: 30 });
+  expect(rig.table.size).toBe(1);
+});
+
+it('what is asked for anew is not planned before its turn: no probe is spent on it', async () => {
+  const rig = new Rig();
+  rig.usPerBlock = 90; // computing takes 100
+  rig.flagsOf = () => near;
+  let plans = 0;
+  const { planner } = rig;
+  const plan = planner.plan.bind(planner);
+  planner.plan = (...hit) => {
+    plans++;
+    return plan(...hit);
+  };
+  await rig.match('r');
+  expect(plans).toBe(1);
+  for (let times = 0; times < 20; times++) {
+    await rig.timers.pass(5_001);
+    rig.table.renew([rig.session], 'r', hashes);
+    await new Promise(setImmediate);
+  }
+  expect([plans, rig.asked.length]).toEqual([1, 21]);
+  rig.table.match([rig.session], 'r', hashes, 0);
+  expect([plans, rig.asked.length]).toEqual([2, 21]);
 });
 
 it('what is held here no more is pending until it is known', async () => {

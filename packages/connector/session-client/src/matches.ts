@@ -1,6 +1,7 @@
 /**
  * What the node holds of each waiting request: asked once, off the scheduler's path, and remembered for a while. Then it is asked
- * anew, and what was known goes on answering: who waits long for room would else be without an answer just when it has its turn.
+ * anew, and what was known goes on answering: who waits long for room would else be without an answer just when it has its turn. While it
+ * waits it is asked anew, too (`renew`): a minute later the node may hold all of it, or nothing.
  *
  * Invariants: `match` never waits; a lookup that is not answered within its deadline means "nothing held"; `onWake`
  * fires whenever a pending match became known. At most `maxEntries` requests are remembered.
@@ -85,12 +86,10 @@ export class MatchTable {
     localBlocks: number,
     isIdle = false,
   ): Match {
-    const { hashBytes, timers } = this.#options;
-    if (localBlocks * hashBytes >= hashes.length) return nothing;
+    if (localBlocks * this.#options.hashBytes >= hashes.length) return nothing;
     let entry = this.#entries.get(requestId);
-    const isOld = entry?.hits !== undefined && timers.nowMs() - entry.knownAtMs > staleAfterMs;
     const isBehind = entry?.hits !== undefined && localBlocks < entry.first;
-    if (entry === undefined || isOld || isBehind) {
+    if (entry === undefined || isBehind || this.#isOld(entry)) {
       if (sessions === null) return nothing;
       if (entry === undefined && this.#entries.size >= maxEntries) {
         count(this.#options.counters, 'lookup', 'too many requests');
@@ -103,6 +102,17 @@ export class MatchTable {
     if (entry.plan?.localBlocks !== localBlocks || entry.plan.isIdle !== isIdle) this.#plan(entry, localBlocks, isIdle);
     const { head, blocks } = entry.plan!;
     return head > 0 ? { state: 'known', blocks, head } : { state: 'known', blocks };
+  }
+
+  /** The same as was asked before, where that is old. Nothing is planned: its turn may be far, and probes are for plans that are carried out. */
+  renew(sessions: readonly Session[] | null, requestId: string, hashes: Buffer): void {
+    const entry = this.#entries.get(requestId);
+    if (sessions === null || entry === undefined || entry.next !== undefined || !this.#isOld(entry)) return;
+    this.#ask(sessions, requestId, hashes, entry.first, false, entry, false);
+  }
+
+  #isOld({ hits, knownAtMs }: Entry): boolean {
+    return hits !== undefined && this.#options.timers.nowMs() - knownAtMs > staleAfterMs;
   }
 
   /** A new entry, or `before`, which answers until that is known. */

@@ -149,6 +149,10 @@ class CacheNodeConnector implements NodeConnector {
     return this.#matches.match(this.#sessions, requestId, hashes, localBlocks, isIdle);
   }
 
+  renew(requestId: string, hashes: Buffer): void {
+    this.#matches.renew(this.#sessions, requestId, hashes);
+  }
+
   load(
     requestId: string,
     hashes: Buffer,

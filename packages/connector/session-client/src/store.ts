@@ -26,7 +26,7 @@ export interface StoreOutcome {
   readonly held: number;
   /** The one behind them is being written by somebody else. */
   readonly isBusy: boolean;
-  /** The node was not asked, or has not answered in time: it says nothing of these blocks. */
+  /** The node was not asked, as too much was on its way to it, or has not answered in time: it says nothing of these blocks. */
   readonly isLost: boolean;
 }
 

@@ -312,6 +312,13 @@ export class KvCacheManager implements PrefixCache {
     return this.#coordinator.managers.every((manager) => manager.covers(requestId, tokens));
   }
 
+  heldBlocks({ blocks }: CacheHit): number {
+    let held = 0;
+    for (const column of blocks)
+      for (const block of column) if (block !== nullBlock && !this.#pool.isFree(block)) held++;
+    return held;
+  }
+
   /** Blocks that a request with a table still takes to compute all its tokens, no more than it holds at any one time. */
   blocksToFinish(request: CacheRequest): number {
     const { tokenCount: tokens, computedTokens } = request;

@@ -69,6 +69,8 @@ export interface PrefixCache {
   covers(requestId: string, tokens: number): boolean;
   /** Blocks that a request with a table still takes to compute all its tokens. */
   blocksToFinish(request: PrefixCacheRequest): number;
+  /** Of a hit, the blocks that somebody holds: to have them, too, takes no room. */
+  heldBlocks(hit: CacheHit): number;
   /** Hold cached blocks of one chain, in its order, beyond their request's life; the result lets them go, once. */
   hold(blocks: readonly number[]): () => void;
   /**

@@ -32,6 +32,12 @@ export class ArrivalList {
     return this.#requests[request === undefined ? 0 : this.#placeOf(request.arrival + 1)];
   }
 
+  /** The same of the first `most`; undefined: none of them. */
+  afterAmong(most: number, arrival: number): EngineRequest | undefined {
+    const place = this.#placeOf(arrival + 1);
+    return place < most ? this.#requests[place] : undefined;
+  }
+
   /** A copy, so that the list may change while it is walked. */
   toArray(): EngineRequest[] {
     return [...this.#requests];

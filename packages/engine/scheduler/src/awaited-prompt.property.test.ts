@@ -60,6 +60,7 @@ const side = fc.record({
   lateLoad: chance,
   refuseStore: chance,
   busyStore: chance,
+  lostStore: chance,
   stepFailure: chance.map((percent) => percent / 8),
   /** A draw is no token. */
   spoiled: chance.map((percent) => percent / 5),
@@ -87,6 +88,7 @@ const quiet: Scenario['prefill'] = {
     lateLoad: 0,
     refuseStore: 0,
     busyStore: 0,
+    lostStore: 0,
   },
   ...{ stepFailure: 0, spoiled: 0, detachAfter: null },
 };
@@ -136,6 +138,7 @@ it('answers right, holds right, ends every wait, frees all on both sides, and ne
           lateLoad: happens(settings.lateLoad),
           refuseStore: happens(settings.refuseStore),
           busyStore: happens(settings.busyStore),
+          ...(settings.lostStore > 0 && { lostStore: happens(settings.lostStore) }),
           lostBlock: happens(one.lostBlock),
         };
         const perGroup = (window: number): number =>
@@ -248,9 +251,14 @@ it('answers right, holds right, ends every wait, frees all on both sides, and ne
           if (last.error) expect(last.error.message).toMatch(/a fault|no cache node|no finite numbers/);
           else expect([isEnd ? 'length' : 'prefilled', 'abort']).toContain(last.finishReason);
           const ready = last.handOff?.readyBlocks ?? 0;
-          const { refuseStore, busyStore, detachAfter } = one.prefill;
+          const { refuseStore, busyStore, lostStore, detachAfter } = one.prefill;
           const asked = Math.ceil((whole * (handOff!.prefilled ?? 0)) / 100);
-          if (last.finishReason === 'prefilled' && refuseStore + busyStore === 0 && detachAfter === null && !windows)
+          if (
+            last.finishReason === 'prefilled' &&
+            refuseStore + busyStore + lostStore === 0 &&
+            detachAfter === null &&
+            !windows
+          )
             expect(
               // Where all of the prompt is computed, more may be stored than was asked for.
               draws ? Math.min(ready, asked) : ready,

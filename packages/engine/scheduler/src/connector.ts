@@ -61,9 +61,9 @@ export interface ArrivedLoad {
 export interface StoreOptions {
   /**
    * Called once, with `onReleased` or later, when it is known how many of the blocks the tier holds, in all groups that offer them, from
-   * the first on, without a gap; `isBusy`: somebody else is writing the one behind them, or too
-   * much was on its way, so that it may be held soon. `isLost`: the tier was not asked, or has not answered in time, so that it will be
-   * held if it is offered again, and what was offered behind it will not be else.
+   * the first on, without a gap; `isBusy`: somebody else is writing the one behind them, or too much was on its way, so that it may be held
+   * soon. `isLost`: a tier was there, and was not asked, as too much was on its way to it, or has not answered in time: it will be held if it
+   * is offered again, and what was offered behind it will not be else.
    */
   readonly onSettled?: (heldBlocks: number, isBusy: boolean, isLost?: boolean) => void;
   /** Where the hashes depend on tokens alone: those of blocks first..end-1 of the chain, asked for within the call if somebody wants them. */
@@ -86,6 +86,11 @@ export interface Connector {
    * @param isIdle nothing else is computed here: the head of what is held may be, while the rest is loaded
    */
   match(requestId: string, hashes: Buffer, localBlocks: number, isIdle?: boolean): Match;
+  /**
+   * The request still waits for its turn: where what is known of it is old it is asked for anew, and answers meanwhile. Nothing happens
+   * where nothing is known yet. Absent: what is known stays so.
+   */
+  renew?(requestId: string, hashes: Buffer): void;
   /**
    * Bring blocks of the chain, from block `firstBlock` on, into the KV cache.
    * @param blockIds row-major [attention group][block]; 0 where a group's window does not reach, at the front of its row

@@ -183,6 +183,25 @@ describe('rates', () => {
     load.step(512, 0, 0.05);
     for (let i = 0; i < 1_000; i++) load.step(1, 0, 0.005);
     expect(rates(load).prefillTokensPerS).toBeCloseTo(10_240, 6);
+    // Nor by a prompt that is computed block by block for another worker.
+    for (let i = 0; i < 1_000; i++) load.step(16, 0, 0.005, 16_000 - 16 * i);
+    expect(rates(load).prefillTokensPerS).toBeCloseTo(10_240, 6);
+  });
+
+  it('of prompts are measured where no step has more than a block, but for what hits leave', () => {
+    const load = new EngineLoad(1_024, undefined, 1_024);
+    for (let i = 0; i < 100; i++) load.step(512, 0, 0.005);
+    expect(rates(load).prefillTokensPerS).toBe(0);
+    for (let i = 0; i < 16; i++) load.step(1_024, 0, 0.1, 16_384 - 1_024 * i);
+    expect(rates(load).prefillTokensPerS).toBeCloseTo(10_240, 6);
+    for (let i = 0; i < 100; i++) load.step(512, 0, 0.005);
+    expect(rates(load).prefillTokensPerS).toBeCloseTo(10_240, 6);
+  });
+
+  it('of prompts are measured by an engine whose steps have no more than a block', async () => {
+    const rig = new SchedulerRig({ blockTokens: 16, limits: { maxStepTokens: 16 } });
+    await rig.generate('a', prompt(1, 100), { maxTokens: 1 });
+    expect(rig.engine.load().prefillTokensPerS).toBeGreaterThan(0);
   });
 
   it('of prompts are not measured by what hits leave beside streams', () => {

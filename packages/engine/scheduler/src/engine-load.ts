@@ -121,6 +121,7 @@ class StepLine {
 export class EngineLoad {
   readonly #blockTokens: number;
   readonly #mostBlocks: (tokens: number) => number;
+  readonly #maxStepTokens: number;
   #waiting = 0;
   #running = 0;
   #tokensAhead = 0;
@@ -140,9 +141,14 @@ export class EngineLoad {
   readonly #disturbedUs = new Map<string, number>();
 
   /** @param mostBlocks that a sequence of so many tokens holds at any one time; default: one per block of tokens */
-  constructor(blockTokens: number, mostBlocks = (tokens: number): number => Math.ceil(tokens / blockTokens)) {
+  constructor(
+    blockTokens: number,
+    mostBlocks = (tokens: number): number => Math.ceil(tokens / blockTokens),
+    maxStepTokens = Number.POSITIVE_INFINITY,
+  ) {
     this.#blockTokens = blockTokens;
     this.#mostBlocks = mostBlocks;
+    this.#maxStepTokens = maxStepTokens;
   }
 
   /** Blocks that a sequence of so many tokens holds, in all attention groups. */
@@ -198,8 +204,10 @@ export class EngineLoad {
     const decoding = decodes === 0 ? 0 : this.decodingS(decodes);
     // What a hit or a hand-off leaves to be computed takes what any step takes, and says nothing of a prompt: an engine that has only served
     // hits since it started would count as a hundred times slower than it is, and never get the prompt that it could learn from. Beside
-    // streams the time of several is no more than what their step took longer by chance. A long prompt that gets a block of each step counts.
-    const isTail = mostLeft <= this.#blockTokens && (decodes > 0 || prefillTokens <= this.#blockTokens);
+    // streams the time of several is no more than what their step took longer by chance, and a long prompt that gets a block of each step
+    // counts; alone such a step takes what any step takes, too, and counts where no step has more.
+    const mayHaveMore = decodes === 0 && this.#maxStepTokens > this.#blockTokens;
+    const isTail = (mayHaveMore ? prefillTokens : mostLeft) <= this.#blockTokens;
     const promptS = Math.max(seconds - decoding, seconds / 4);
     const share = isTail ? 1 : this.#shareOf(prefillTokens, promptS);
     if (decodes === 0 && share === 1) this.#promptLine.add(prefillTokens, seconds);

@@ -330,7 +330,7 @@ export class Engine {
     this.#answers.failAll(closing);
     await this.#running;
     const { exports, incoming } = this.#scheduler;
-    exports.send();
+    exports.end();
     let late = false;
     const cancel = this.#clock.after(closeDeadlineMs, () => {
       late = true;

@@ -6,7 +6,7 @@
  * hold counts once. And no more is offered than the connector has room for: what it left out would be missing in its chain for good.
  * Past that nothing waits: a request's blocks are offered later if it lives long enough, else counted as skipped. Blocks
  * are offered in chain order without a gap, because a block whose parent is missing in the tier is never found. What was lost on its way
- * is offered again for the same reason, a few times, while the request has its blocks.
+ * is offered again for the same reason, a few times (offers.ts): while the request has its blocks, and after its end what is found of them.
  *
  * In a group with a sliding window only those blocks are offered that a hit at the end of the offer looks at: after each
  * step the last window before its last full block. So the tier can be hit at the end of every prefill chunk, where the
@@ -28,9 +28,10 @@
  */
 
 import { invariant } from '@kvtier/errors';
-import { type KvCacheManager, nullBlock, type PrefixCache } from '@kvtier/prefix-cache';
+import { type GroupBlocks, type KvCacheManager, nullBlock, type PrefixCache } from '@kvtier/prefix-cache';
 import type { Connector, StoreOptions } from './connector.ts';
 import { HeldByExports } from './held-by-exports.ts';
+import { type Offer, Offers } from './offers.ts';
 import type { EngineRequest } from './request.ts';
 import { WriteDownAhead } from './write-down-ahead.ts';
 
@@ -54,9 +55,6 @@ export type OnSettled = (
   epoch: bigint | undefined,
 ) => void;
 
-/** Offers of one request that are made again. */
-const mostAgain = 3;
-
 export class Exports {
   readonly #kv: PrefixCache;
   readonly #connector: Connector;
@@ -72,8 +70,8 @@ export class Exports {
   /** The connector's room was too small for what was there, or may have been. */
   #isCut = false;
   readonly #held = new HeldByExports();
-  #exportedBlocks = 0;
-  #skippedBlocks = 0;
+  readonly #counts = { exported: 0, skipped: 0 };
+  #isEnding = false;
 
   /** `onReleased`: there may be room now for somebody who waits. */
   constructor(
@@ -103,12 +101,12 @@ export class Exports {
 
   /** The tier holds them, as it has said. */
   get exportedBlocks(): number {
-    return this.#exportedBlocks;
+    return this.#counts.exported;
   }
 
   /** Never offered, or not held when the tier had answered. */
   get skippedBlocks(): number {
-    return (this.#writeDown?.lostBlocks ?? 0) + this.#skippedBlocks;
+    return (this.#writeDown?.lostBlocks ?? 0) + this.#counts.skipped;
   }
 
   /**
@@ -135,12 +133,18 @@ export class Exports {
     const first = request.offeredBlocks;
     if (this.#fullBlocks(request) <= first) return;
     const tables = this.#tables(request, first);
-    const end = first + this.#columnsWithin(tables, this.#maxBlocks - this.#held.count, this.#storeRoom);
+    const end = first + this.#columnsWithin(tables);
     if (end <= first) return;
     request.offeredBlocks = end;
+    request.offers ??= new Offers(this.#counts);
+    this.#offerRows(request, request.offers, first, end, tables);
+  }
+
+  /** `tables`: from block `first` of the chain on. */
+  #offerRows(request: EngineRequest, offers: Offers, first: number, end: number, tables: GroupBlocks): void {
     const rows = tables.map((table) => table.slice(0, end - first));
     const blocks = rows.flat().filter((block) => block !== nullBlock);
-    this.#store(request.hashes.packed, first, rows, blocks, this.#kv.hold(blocks), request);
+    this.#store(request.hashes.packed, first, rows, blocks, this.#kv.hold(blocks), offers, request);
   }
 
   /** What is due now, with `ahead`: called when a step has been put together, so that copies run beside it. */
@@ -155,7 +159,7 @@ export class Exports {
     if (room < ownRoom) this.#isCut = true;
     if (room <= 0) return;
     for (const { hashes, firstBlock, blockIds } of this.#writeDown.takeDue(kv.nextEvicted(aheadBlocks), room))
-      this.#store(hashes, firstBlock, [blockIds], blockIds, kv.holdInPlace(blockIds));
+      this.#store(hashes, firstBlock, [blockIds], blockIds, kv.holdInPlace(blockIds), new Offers(this.#counts));
   }
 
   /** Hand to the connector what was offered since the last time. */
@@ -164,15 +168,23 @@ export class Exports {
     for (const store of this.#unsent.splice(0)) store();
   }
 
+  /** The last time: nothing is offered again. */
+  end(): void {
+    this.#isEnding = true;
+    this.send();
+  }
+
   /** The request lets its blocks go: what cannot be offered now will not be. */
   giveUp(request: EngineRequest): void {
     if (this.#writeDown && !request.prefillOnly) {
       this.#note(this.#writeDown, request);
       return;
     }
-    if (!this.#connector.attached) return;
+    const full = this.#fullBlocks(request);
+    // Without a node only what was lost while there was one is skipped: it has been offered, and taken back.
+    const end = this.#connector.attached ? full : Math.min(full, request.offers?.end ?? 0);
     this.#offer(request);
-    this.#skippedBlocks += Math.max(this.#fullBlocks(request) - request.offeredBlocks, 0);
+    this.#counts.skipped += Math.max(end - request.offeredBlocks, 0);
   }
 
   #store(
@@ -181,6 +193,7 @@ export class Exports {
     rows: readonly (readonly number[])[],
     blocks: readonly number[],
     letGo: () => void,
+    offers: Offers,
     request?: EngineRequest,
   ): void {
     this.#held.hold(blocks);
@@ -195,20 +208,22 @@ export class Exports {
     };
     const blockIds = Int32Array.from(rows.flat());
     const { epoch } = this.#connector;
+    const blocksOf = (from: number, to: number): number =>
+      rows.reduce((sum, row) => sum + blocksIn(row, from - first, to - first), 0);
+    const offer = offers.begin(first, first + rows[0]!.length, blocksOf);
     const onSettled = (held: number, isBusy: boolean, isLost = false): void => {
-      const stored = rows.reduce((sum, row) => sum + blocksIn(row, held), 0);
-      this.#exportedBlocks += stored;
+      const heldEnd = first + held;
       // Behind one that was lost it may be our own that the node still writes, until it hears that nobody waited for that.
-      const mayAgain = isLost || (isBusy && request !== undefined && request.offersAgain > 0);
-      const isAgain = mayAgain && request !== undefined && this.#again(request, first + held);
-      if (!isBusy || (mayAgain && !isAgain)) this.#skippedBlocks += blocks.length - stored;
+      const mayAgain = isLost || (isBusy && offer.round > 0);
+      const isAgain = mayAgain && request !== undefined && this.#again(request, offers, offer, heldEnd);
+      offers.answered(offer, { heldEnd, isDropped: mayAgain ? !isAgain : !isBusy });
       if (this.#isCut) {
         this.#isCut = false;
         this.#onReleased();
       }
       if (!request?.prefillOnly) return;
       request.prefillOnly.unsettled--;
-      this.#onSettled?.(request, first, first + held, isBusy, epoch);
+      this.#onSettled?.(request, first, heldEnd, isBusy, epoch);
     };
     if (request?.prefillOnly) {
       request.prefillOnly.unsettled++;
@@ -222,11 +237,32 @@ export class Exports {
    * What the link has lost of a request is offered again with its next block, for what lies behind it is found by nobody without it. False:
    * not again. Who computes for another worker offers again by itself (storing.ts).
    */
-  #again(request: EngineRequest, from: number): boolean {
-    if (request.prefillOnly) return true;
-    if (!request.holdsBlocks || request.offersAgain === mostAgain) return false;
-    request.offersAgain++;
+  #again(request: EngineRequest, offers: Offers, offer: Offer, from: number): boolean {
+    if (request.prefillOnly || from >= offer.end) return true; // has been taken back
+    // It began anew, or will: what it has then is offered from its first block on.
+    const isLetGo = !request.holdsBlocks && request.state !== 'finished';
+    if (isLetGo || request.offers !== offers) return true;
+    if (!offers.mayTakeBack(offer)) return false;
+    if (!request.holdsBlocks) return this.#offerFound(request, offers, offer, from);
+    offers.takeBack(offer, from);
     request.offeredBlocks = Math.min(request.offeredBlocks, from);
+    return true;
+  }
+
+  /**
+   * The request has ended, as one with a short answer has before a slow node says anything, and nobody offers its blocks before somebody hits
+   * them: those that are found now, from the lost one on, are offered at once. False: none.
+   */
+  #offerFound(request: EngineRequest, offers: Offers, offer: Offer, from: number): boolean {
+    if (this.#isEnding || !this.#connector.attached) return false;
+    const hit = this.#kv.getComputedBlocks(request);
+    const found = Math.min(Math.floor(hit.tokens / this.#kv.blockTokens), offers.openEnd);
+    const tables = hit.blocks.map((table) => table.slice(from, found));
+    const end = from + this.#columnsWithin(tables);
+    if (end <= from) return false;
+    offers.takeBack(offer, from, end);
+    this.#offerRows(request, offers, from, end, tables);
+    this.#onReleased(); // else nobody sends it, where no step comes
     return true;
   }
 
@@ -262,8 +298,10 @@ export class Exports {
     return (this.#connector.storeRoom ?? Number.POSITIVE_INFINITY) - this.#unsentBlocks;
   }
 
-  /** How many leading columns of the tables hold at most `room` blocks that are not held yet, and `storeRoom` in all. */
-  #columnsWithin(tables: readonly (readonly number[])[], room: number, storeRoom: number): number {
+  /** How many leading columns of the tables there is room for: in exports for what is not held yet, and in the connector for all. */
+  #columnsWithin(tables: GroupBlocks): number {
+    const room = this.#maxBlocks - this.#held.count;
+    const storeRoom = this.#storeRoom;
     const columns = tables[0]!.length;
     let blocks = 0;
     let inAll = 0;
@@ -284,9 +322,9 @@ export class Exports {
   }
 }
 
-/** Of the first `end` places of a row, those that are not null. */
-function blocksIn(row: readonly number[], end: number): number {
+/** Of places `from`..`to`-1 of a row, those that are not null. */
+function blocksIn(row: readonly number[], from: number, to: number): number {
   let blocks = 0;
-  for (let i = 0; i < Math.min(end, row.length); i++) if (row[i] !== nullBlock) blocks++;
+  for (let i = from; i < Math.min(to, row.length); i++) if (row[i] !== nullBlock) blocks++;
   return blocks;
 }

@@ -19,6 +19,9 @@ import type { SchedulerOptions } from './scheduler-options.ts';
  */
 export type Departure = 'loading' | 'head' | 'later' | 'pending' | 'full' | undefined;
 
+/** Of those that wait, in one pass: a question about a long prompt takes a third of a millisecond, and the executor stands still. */
+const mostRenewed = 8;
+
 export interface IncomingParts {
   readonly options: SchedulerOptions;
   readonly waiting: ArrivalList;
@@ -42,6 +45,8 @@ export class Incoming {
   readonly #load: EngineLoad;
   /** Some layers see only a window. */
   readonly #windows: boolean;
+  /** Arrival of who was renewed last; the next turn begins behind it. */
+  #renewed = -1;
 
   constructor({ options, waiting, running, room, load, onArrived }: IncomingParts) {
     const { kv, connector, clock, wake } = options;
@@ -73,6 +78,19 @@ export class Incoming {
     this.#blocksToLoad(request, computed);
     if (hasToWait && request.mayLoad && request.hashes.blockCount > 0)
       this.#options.connector.prefetch(request.id, request.hashes.packed, computed.tokens / this.#kv.blockTokens);
+  }
+
+  /**
+   * Whoever may begin in the next pass, which are as many as a step has places, is asked for anew when its answer is old, some of them in
+   * each pass, in turn: in a queue that does not move nobody else asks, and what was known a minute ago would decide.
+   */
+  renewAnswers(): void {
+    for (let left = mostRenewed; left > 0; left--) {
+      const request = this.#waiting.afterAmong(this.#options.maxSequences, this.#renewed);
+      this.#renewed = request?.arrival ?? -1;
+      if (!request) return;
+      if (!request.holdsBlocks) this.lookups.renew(request, this.#mostLoaded(request));
+    }
   }
 
   /**
@@ -413,6 +431,7 @@ export class Incoming {
     request.hasHit = hit.tokens > 0;
     request.computedTokens = hit.tokens;
     request.offeredBlocks = 0; // hits are offered again: the tier may have lost them, and what it holds it touches
+    request.offers = undefined;
     if (first) {
       request.engineHitTokens = hit.tokens;
       request.loadedByTier = {};

@@ -41,3 +41,31 @@ it('the end of a load that its request has left behind for another ends nothing 
   done[1]!(1);
   expect([ends.map((end) => end?.loaded), loads.count, loads.blocks]).toEqual([[1], 0, 0]);
 });
+
+it('a load whose request is gone ends before its offer is declined: what is declined alone is copied', () => {
+  const { clock } = new EngineWorld(1);
+  const order: string[] = [];
+  const arrived: ArrivedLoad = {
+    blocks: { arena: 1, blockIds: Int32Array.of(), offsets: new Float64Array(0), checksums: new BigUint64Array(0) },
+    live: true,
+    import: (step) => step(),
+    decline: () => order.push('declined'),
+  };
+  const loads = new Loads({
+    kv: { blockTables: () => [[1, 2, 3]] } as unknown as PrefixCache,
+    connector: {
+      ...noConnector,
+      load: (_id, _hashes, _first, _blocks, _onDone, onArrived) => onArrived?.(arrived),
+      endLoad: (id, blocks) => order.push(`${id} ends with ${blocks}`),
+    },
+    clock,
+    deadlineMs: 1_000,
+    onEnd: () => expect.unreachable(),
+    onArrived: () => true,
+    onFreed: () => expect.unreachable(),
+  });
+  const request = { id: 'r', hashes: { packed: Buffer.alloc(0) } } as unknown as EngineRequest;
+  loads.start(request, 0, 3);
+  loads.abandon(request);
+  expect(order).toEqual(['r ends with 0', 'declined']);
+});

@@ -171,8 +171,8 @@ export class Loads {
     const load = this.#of(request);
     load.request = undefined;
     load.cancelDeadline();
+    this.#options.connector.endLoad(request.id, 0); // first: what is declined is copied else
     this.#declined(load);
-    this.#options.connector.endLoad(request.id, 0);
   }
 
   #of(request: EngineRequest): Load {

@@ -41,8 +41,7 @@ export class Lookups {
     const { connector, clock, deadlineMs, wake } = this.#options;
     const missing = end - localBlocks;
     if (!request.mayLoad || missing <= 0 || !connector.attached) return nothing;
-    const { packed, blockCount } = request.hashes;
-    const hashes = packed.subarray(0, (packed.length / blockCount) * end);
+    const hashes = hashesOf(request, end);
     const match = connector.match(request.id, hashes, localBlocks, isIdle);
     if (match.state === 'known') {
       request.cancelMatchDeadline?.();
@@ -62,4 +61,15 @@ export class Lookups {
     });
     return 'pending';
   }
+
+  /** Its turn has not come yet: what is known of its chain's first `end` blocks is asked for anew, if that is old. */
+  renew(request: EngineRequest, end: number): void {
+    const { connector } = this.#options;
+    if (request.mayLoad && end > 0 && connector.attached) connector.renew?.(request.id, hashesOf(request, end));
+  }
+}
+
+/** Of the chain's first `end` blocks. */
+function hashesOf({ hashes: { packed, blockCount } }: EngineRequest, end: number): Buffer {
+  return packed.subarray(0, (packed.length / blockCount) * end);
 }

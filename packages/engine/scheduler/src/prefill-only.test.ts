@@ -70,3 +70,57 @@ it('says that the node holds nothing where its blocks have been let go', async (
   await rig.drain();
   idle(rig);
 });
+
+it('ends a second after it began to offer again, where the node answers each offer late', async () => {
+  const rig = new SchedulerRig();
+  const offers: number[] = [];
+  rig.connector.store = (_hashes, first, _blocks, onReleased, { onSettled } = {}) => {
+    offers.push(first);
+    queueMicrotask(onReleased);
+    rig.world.clock.after(1_000, () => onSettled?.(0, true, true));
+  };
+  rig.submit('a', prompt(1, 48), { prefillOnly: { blocks: 12 } });
+  await rig.world.until(() => rig.ended('a'));
+  expect(rig.last('a')).toMatchObject({ finishReason: 'prefilled', handOff: { readyBlocks: 0 } });
+  expect(offers).toEqual([0, 4, 8, 0]);
+  expect(Math.floor(rig.world.clock.nowUs() / 1e6)).toBe(2);
+  await rig.drain();
+  idle(rig);
+});
+
+/** Whose offers are answered after so many milliseconds, the last time for all that follow: busy, or held from some offer on. */
+function answeringAfter(rig: SchedulerRig, delaysMs: readonly number[], heldFrom = Number.POSITIVE_INFINITY) {
+  const offersMs: number[] = [];
+  rig.connector.store = (_hashes, _first, { length }, onReleased, { onSettled } = {}) => {
+    const isHeld = offersMs.push(rig.world.clock.nowUs() / 1_000) > heldFrom;
+    queueMicrotask(onReleased);
+    const delayMs = delaysMs[Math.min(offersMs.length, delaysMs.length) - 1]!;
+    rig.world.clock.after(delayMs, () => onSettled?.(isHeld ? length : 0, !isHeld));
+  };
+  return offersMs;
+}
+
+it('offers nothing again later than a second after the first time, also behind a pause', async () => {
+  const rig = new SchedulerRig();
+  const offersMs = answeringAfter(rig, [0, 0, 0, 0, 0, 0, 0, 838, 0]);
+  rig.submit('a', prompt(1, 48), { prefillOnly: { blocks: 12 } });
+  await rig.world.until(() => rig.ended('a'));
+  expect(rig.last('a')).toMatchObject({ finishReason: 'prefilled', handOff: { readyBlocks: 0 } });
+  expect(offersMs.length).toBe(8); // the pause before the next one would end too late
+  expect(offersMs.at(-1)! - offersMs[3]!).toBeLessThan(200);
+  await rig.drain();
+  idle(rig);
+});
+
+it('offers what is busy again for a second to a node that has started anew, too', async () => {
+  const rig = new SchedulerRig();
+  const offersMs = answeringAfter(rig, [0, 0, 0, 1_000, 0], 5);
+  rig.submit('a', prompt(1, 48), { prefillOnly: { blocks: 12 } });
+  await rig.world.until(() => offersMs.length === 4);
+  rig.connector.epoch = 2n;
+  await rig.world.until(() => rig.ended('a'));
+  expect(rig.last('a')).toMatchObject({ finishReason: 'prefilled', handOff: { readyBlocks: 12 } });
+  expect(offersMs.length).toBe(6);
+  await rig.drain();
+  idle(rig);
+});

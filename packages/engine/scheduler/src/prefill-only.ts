@@ -18,6 +18,8 @@ export class PrefillOnly {
   /** Not offered again at once, but when a timer says so. */
   isPaused = false;
   pauses = 0;
+  /** When the first of them began. */
+  pausedUs: number | undefined;
   /** Of the boot of the cache node that it is offered to, and that holds what is held. */
   epoch: bigint | undefined;
   #ready = 0;
@@ -35,9 +37,11 @@ export class PrefillOnly {
     return this.#ready;
   }
 
-  /** The cache node has started anew: nothing counts that it held before. */
+  /** The cache node has started anew: nothing counts that it held before, nor how often it was asked. */
   startOver(epoch: bigint): void {
     this.epoch = epoch;
+    this.pauses = 0;
+    this.pausedUs = undefined;
     this.#ready = 0;
     this.#beyond = [];
   }

@@ -18,6 +18,7 @@ import type { GroupBlocks, PrefixCacheRequest, RequestDescription } from '@kvtie
 import { AwaitedPrompt } from './awaited-prompt.ts';
 import { CheckedHashes } from './checked-hashes.ts';
 import type { Head } from './head.ts';
+import type { Offers } from './offers.ts';
 import { PrefillOnly } from './prefill-only.ts';
 import type { GenerateRequest, OnOutput } from './types.ts';
 
@@ -57,8 +58,8 @@ export class EngineRequest implements PrefixCacheRequest {
   head: Head | undefined;
   /** Blocks before this one came from the tier or have been offered to it. */
   offeredBlocks = 0;
-  /** How often what was lost on its way to the tier was offered again. */
-  offersAgain = 0;
+  /** What became of the offers of the blocks that it has, or had last. */
+  offers: Offers | undefined;
   /** false once the tier has let this request down: it is not asked again. */
   mayLoad = true;
   /** Since it was let in, of its tokens some came from the cache or a tier. */

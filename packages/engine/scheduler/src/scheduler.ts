@@ -68,13 +68,15 @@ export class Scheduler {
   readonly #looks = new Looks();
   readonly #storing: Storing;
   readonly #room: Room;
+  /** Blocks of the one that was last found pending, or full beside what is kept, which nobody holds yet. */
+  #lacking = 0;
 
   constructor(options: SchedulerOptions) {
     const { kv, connector, clock, wake } = options;
     this.#options = options;
     this.#kv = kv;
     this.#windows = options.windows ?? false;
-    this.load = new EngineLoad(kv.blockTokens, options.mostBlocks);
+    this.load = new EngineLoad(kv.blockTokens, options.mostBlocks, options.maxStepTokens);
     const { maxExportBlocks, exportGatherBlocks, ahead } = options;
     this.exports = new Exports(kv, connector, maxExportBlocks, exportGatherBlocks, wake, ahead, (...held) =>
       this.#storing.settled(...held),
@@ -137,6 +139,7 @@ export class Scheduler {
     for (const request of running) if (!decodes(request)) this.#continue(request);
     const arrived = this.#admitArrived();
     this.#admitWaiting();
+    this.incoming.renewAnswers(); // for the next pass, while the step runs
     this.exports.goDown();
     return arrived ? this.#batch.map((share) => ({ ...share, arrived })) : this.#batch;
   }
@@ -258,16 +261,17 @@ export class Scheduler {
     let before = 0;
     /**
      * Of these, those that cannot say yet whether they fit: else who comes later would take, at each question, the room that had gathered
-     * for them. While nothing runs nobody is kept: an executor that has nothing to do waits for no answer.
+     * for them. While nothing is computed nobody is kept: an executor that has nothing to do waits for no answer.
      */
     let gathering = 0;
     let hasFound = false;
     for (let request = waiting.after(); request; request = waiting.after(request)) {
       if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return request;
       const isKnown = incoming.isFullFor(request);
-      const kept = this.running.count > 0 ? gathering : 0;
+      const kept = this.#batch.length > 0 ? gathering : 0;
       let admission = !isKnown || this.#looks.again(request) ? this.#admit(request, before, kept) : 'later';
-      if (admission === 'full' && kept > 0) admission = 'pending';
+      // Who holds blocks has left others theirs: it needs what the rest of its prompt takes.
+      if (admission === 'full' && kept > 0 && !request.holdsBlocks) admission = 'pending';
       if (admission === 'full' && this.#storing.giveRoom()) admission = this.#admit(request, before, 0);
       while (admission === 'full' && this.running.count === 0) {
         // Nothing runs, so nobody will free a block: take those of requests that have loaded and wait behind this one.
@@ -280,7 +284,7 @@ export class Scheduler {
       }
       if (admission === 'later' || admission === 'pending') {
         before += request.counted.blocks;
-        if (admission === 'pending') gathering += request.counted.blocks;
+        if (admission === 'pending') gathering += this.#lacking;
         if (isKnown) continue;
         hasFound ||= incoming.isFullFor(request);
         if (this.#looks.goOn()) continue;
@@ -319,6 +323,8 @@ export class Scheduler {
         this.#begin(request, Math.min(request.openTokens - request.computedTokens, this.#budget));
         return 'admitted';
       }
+      if (departure === 'pending' || (departure === 'full' && kept > 0))
+        this.#lacking = this.#lackingOf(request, computed);
       if (departure !== undefined) return departure;
     }
     this.#shorten(request);
@@ -330,11 +336,18 @@ export class Scheduler {
       fullSequenceMustFit: true,
       reservedBlocks: computed ? this.incoming.keep(request, hitTokens + count, kept) : 0, // else it has its room
     });
-    if (!admitted) return 'full';
+    if (!admitted) {
+      if (kept > 0) this.#lacking = this.#lackingOf(request, computed); // else it ends the pass
+      return 'full';
+    }
     if (computed) this.incoming.hit(request, computed);
     this.waiting.remove(request);
     this.#begin(request, count);
     return 'admitted';
+  }
+
+  #lackingOf(request: EngineRequest, computed: CacheHit | undefined): number {
+    return computed ? Math.max(0, request.counted.blocks - this.#kv.heldBlocks(computed)) : 0;
   }
 
   #begin(request: EngineRequest, count: number): void {

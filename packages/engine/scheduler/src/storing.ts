@@ -11,6 +11,8 @@ import type { Clock } from './types.ts';
 
 /** Before what was busy is offered again; as often as there are pauses, at the end of the prompt. */
 const pausesMs: readonly number[] = [5, 10, 20, 40, 80, 160];
+/** Nor later than this after the first of them began: a node that is slow is given a second for each offer. */
+const mostAgainMs = 1_000;
 
 export interface StoringOptions {
   readonly connector: Connector;
@@ -91,15 +93,19 @@ export class Storing {
   #again(request: EngineRequest): void {
     const prefillOnly = request.prefillOnly!;
     prefillOnly.isBusy = false;
-    const pauseMs = pausesMs[prefillOnly.pauses];
-    if (prefillOnly.readyBlocks >= prefillOnly.blocks || pauseMs === undefined || !request.holdsBlocks) return;
+    const { clock, wake } = this.#options;
+    const nowUs = clock.nowUs();
+    const pauseMs = pausesMs[prefillOnly.pauses] ?? Number.POSITIVE_INFINITY;
+    const isLate = (nowUs - (prefillOnly.pausedUs ?? nowUs)) / 1_000 + pauseMs > mostAgainMs;
+    if (prefillOnly.readyBlocks >= prefillOnly.blocks || isLate || !request.holdsBlocks) return;
     request.offeredBlocks = Math.min(request.offeredBlocks, prefillOnly.readyBlocks);
     if (!this.#requests.has(request)) return;
+    prefillOnly.pausedUs ??= nowUs;
     prefillOnly.pauses++;
     prefillOnly.isPaused = true;
-    this.#options.clock.after(pauseMs, () => {
+    clock.after(pauseMs, () => {
       prefillOnly.isPaused = false;
-      this.#options.wake();
+      wake();
     });
   }
 

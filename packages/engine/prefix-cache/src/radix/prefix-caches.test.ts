@@ -87,10 +87,12 @@ class Bench {
     expect(blocks.map((block) => this.content[block])).toEqual(blocks.map((_, i) => request.contentOf(i)));
     const count = Math.max(1, Math.floor((tokens.length - hit.tokens) * share));
     const before = this.cache.freeBlockCount;
+    const held = this.cache.heldBlocks(hit);
     if (!this.cache.allocateSlots(request, count, { computed: hit, delayCacheBlocks: true })) {
       expect(this.cache.freeBlockCount).toBe(before);
       return;
     }
+    expect(before - this.cache.freeBlockCount).toBe(Math.ceil((hit.tokens + count) / blockTokens) - held);
     request.computedTokens = hit.tokens;
     this.hitTokens.push(hit.tokens);
     this.requests.push(request);

@@ -189,6 +189,12 @@ export class RadixCache implements PrefixCache {
     return Math.max(Math.ceil(request.tokenCount / this.blockTokens) - held, 0);
   }
 
+  heldBlocks({ blocks }: CacheHit): number {
+    const [hit] = blocks;
+    const node = hit!.length > 0 ? this.#tree.nodeOf(hit!.at(-1)!) : undefined;
+    return node ? hit!.length - this.#tree.unlockedPages(node) : 0;
+  }
+
   /** The whole chain up to the last of the blocks is held: it would be of no use without what comes before it. */
   hold(blocks: readonly number[]): () => void {
     const node = this.#tree.nodeOf(blocks.at(-1)!);

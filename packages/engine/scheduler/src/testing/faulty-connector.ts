@@ -12,6 +12,8 @@ import type { ContentExecutor } from './content-executor.ts';
 export interface Faults {
   /** A match that is never answered. */
   readonly silentMatch?: () => boolean;
+  /** What is known of a waiting request is asked for anew, whenever that may be. */
+  readonly renews?: () => boolean;
   /** A match that claims more than the tier holds. */
   readonly lyingMatch?: () => boolean;
   /** How many of the blocks of a hit to compute while the others come, where that may be; default none. */
@@ -32,6 +34,8 @@ export interface Faults {
   readonly busyStore?: () => boolean;
   /** A store that does not happen. */
   readonly refuseStore?: () => boolean;
+  /** A store of which nothing is heard, though it may have happened. */
+  readonly lostStore?: () => boolean;
 }
 
 export interface FaultyConnectorOptions {
@@ -123,6 +127,15 @@ export class FaultyConnector implements Connector {
     const blocks = Math.max(match.known - localBlocks, 0);
     const head = isIdle && blocks > 0 ? (faults?.head?.(blocks) ?? 0) : 0;
     return { state: 'known', blocks: blocks - head, head };
+  }
+
+  renew(requestId: string, hashes: Buffer): void {
+    const match = this.#matches.get(requestId);
+    if (match?.known === undefined || !this.#options.faults?.renews?.()) return;
+    this.#options.later(() => {
+      match.known = this.#longestHeld(hashes, 0);
+      this.#options.wake();
+    });
   }
 
   load(
@@ -270,6 +283,7 @@ export class FaultyConnector implements Connector {
     later(() => {
       const isBusy = faults?.busyStore?.() ?? false;
       const isTaken = !isBusy && !faults?.refuseStore?.();
+      const isLost = faults?.lostStore?.() ?? false;
       if (isTaken) {
         blockIds.forEach((block, at) => {
           if (block === 0) return;
@@ -279,7 +293,9 @@ export class FaultyConnector implements Connector {
       }
       onReleased();
       this.told();
-      if (onSettled) later(() => onSettled(isTaken ? columns : 0, isBusy));
+      if (!onSettled) return;
+      if (isLost) later(() => onSettled(0, true, true));
+      else later(() => onSettled(isTaken ? columns : 0, isBusy));
     });
   }
 
