@@ -5,7 +5,7 @@
  * no request, block, pinned slot or hand-off. KVTIER_CLUSTER_DEATHS=^node- has those of such a name alone.
  */
 import { afterEach, beforeAll, expect, it } from 'vitest';
-import { heldAt } from './cluster-held.ts';
+import { type Asked, everybody, heldAt } from './cluster-held.ts';
 import { answersAlone, SteadyLoad } from './cluster-load.ts';
 import { ClusterRig, sharedPrompts } from './cluster-rig.ts';
 import { CpuWaits } from './cpu-waits.ts';
@@ -35,8 +35,8 @@ afterEach(() => rig?.close());
 const isPatient = (failure: string): boolean => !failure.includes('says nothing');
 
 /** One that has no answer yet is a reason, too: a service that has just started may not have said all. */
-const heldNow = (cluster: ClusterRig, workers: readonly number[], coordinators: readonly number[]): Promise<string[]> =>
-  heldAt(cluster, workers, coordinators).catch((error: unknown) => [String(error)]);
+const heldNow = (cluster: ClusterRig, asked: Asked): Promise<string[]> =>
+  heldAt(cluster, asked).catch((error: unknown) => [String(error)]);
 
 const pause = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
@@ -98,8 +98,7 @@ it.each([
   } finally {
     await load.stop();
   }
-  const indexes = (services: readonly unknown[]): number[] => services.map((_, i) => i);
-  const [workers, coordinators] = [indexes(started.workers), indexes(started.coordinators)];
+  const all = everybody(started);
   for (const signal of ['SIGKILL', 'SIGSTOP'] as const) {
     for (const [name, service] of started.members) {
       if (!isChosen(name)) continue;
@@ -110,24 +109,26 @@ it.each([
       await service.signal(signal);
       await last.stop();
       const [kind, number] = [name.slice(0, name.lastIndexOf('-')), Number(name.slice(name.lastIndexOf('-') + 1))];
-      const others = (all: readonly number[], isIts: boolean): number[] => all.filter((i) => !isIts || i !== number);
-      // A node says what it holds through its worker, and each has one of its own here.
-      const survivors = [
-        others(workers, kind !== 'coordinator'),
-        others(coordinators, kind === 'coordinator'),
-      ] as const;
+      const others = (its: string, members: readonly number[]): number[] =>
+        members.filter((one) => kind !== its || one !== number);
+      const survivors = {
+        workers: others('worker', all.workers),
+        // What an engine that stands still may read on when it goes on, its node does not give to others; of one that is dead all is free.
+        nodes: others(signal === 'SIGSTOP' && kind === 'worker' ? kind : 'node', all.nodes),
+        coordinators: others('coordinator', all.coordinators),
+      };
       const untilMs = Math.max(diedMs + leaseMs, performance.now() + restMs);
-      let left = await heldNow(started, ...survivors);
+      let left = await heldNow(started, survivors);
       while (left.length > 0 && performance.now() < untilMs + waits.ms) {
         await pause(10);
-        left = await heldNow(started, ...survivors);
+        left = await heldNow(started, survivors);
       }
       report(
         `${name} ${signal}: nothing is held ${(performance.now() - diedMs).toFixed(0)} ms later ${left.join(', ')}`,
       );
       expect.soft(left, `held after ${name} has got ${signal}`).toEqual([]);
       await (signal === 'SIGKILL' ? service.start() : service.signal('SIGCONT'));
-      await expect.poll(() => heldNow(started, workers, coordinators), { timeout: 20_000 }).toEqual([]);
+      await expect.poll(() => heldNow(started, all), { timeout: 20_000 }).toEqual([]);
     }
   }
 });

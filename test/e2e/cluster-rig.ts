@@ -9,6 +9,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { loadTokenizer } from '@kvtier/api-server';
 import { DemoTable, waitUntil } from '@kvtier/cli';
+import { RawClient } from '@kvtier/session/testing';
 import { channelOptions, clientCredentials, EngineClient } from '@kvtier/wire/grpc';
 import { freePort } from '../../infra/ports.ts';
 import { metricsText, modelDir, Service } from '../faults/engine-rig.ts';
@@ -58,6 +59,9 @@ const usualSilentMs = 1_000;
 /** If there is no other coordinator: leaving, a client would only have its prompt computed again, behind those of all others. */
 const patientMs = 60_000;
 const mostTries = 20;
+/** A node that lives answers in no time. */
+const answerMs = 10_000;
+const nodeSocket = (folder: string, node: number): string => join(folder, `n${node}`, 's');
 const host = '127.0.0.1';
 
 export class ClusterRig {
@@ -98,7 +102,6 @@ export class ClusterRig {
       replayEndpoint: `ipc://${join(folder, `${name}.replay`)}`,
     });
     const count = (n: number): number[] => Array.from({ length: n }, (_, i) => i);
-    const nodeSocket = (i: number): string => join(folder, `n${i}`, 's');
     const address = (i: number): string => `unix:${join(folder, `w${i}`)}`;
     const nodeOf = (i: number): number | null => (size.nodes === 0 ? null : i % size.nodes);
     const roleOf = (i: number): string =>
@@ -108,7 +111,7 @@ export class ClusterRig {
     this.nodes = count(size.nodes).map(
       (i) =>
         new Service('cache-node', {
-          socketPath: nodeSocket(i),
+          socketPath: nodeSocket(folder, i),
           dataDir: join(folder, `data${i}`),
           arena: { bytes: 48 << 20 },
           disk: { bytes: 128 << 20 },
@@ -129,7 +132,7 @@ export class ClusterRig {
           modelDir,
           servedName: 'demo',
           listen: address(i),
-          cacheNodeSocket: nodeOf(i) === null ? null : nodeSocket(nodeOf(i)!),
+          cacheNodeSocket: nodeOf(i) === null ? null : nodeSocket(folder, nodeOf(i)!),
           kvBytes: size.kvBytes ?? 24 << 20,
           maxSequences: 8,
           threads: 1,
@@ -220,6 +223,20 @@ export class ClusterRig {
       return samplesOf(await metricsText(client));
     } finally {
       client.close();
+    }
+  }
+
+  /** What a node counts, asked straight. */
+  async nodeCounters(node: number): Promise<ReadonlyMap<string, number>> {
+    const client = await RawClient.connect(nodeSocket(this.folder, node));
+    const limit = setTimeout(() => client.socket.destroy(), answerMs);
+    try {
+      await client.attach();
+      const { counters } = await client.call({ $case: 'stats', value: {} }, 'stats');
+      return new Map(Object.entries(counters).map(([name, count]) => [name, Number(count)]));
+    } finally {
+      clearTimeout(limit);
+      client.socket.destroy();
     }
   }
 

@@ -19,7 +19,7 @@ export class Machine {
     const system = await launch(['--port', '0', '--data-dir', this.dataDir, ...smallBudgets, ...flags]);
     this.#running.add(system);
     // Of several engines /health does not say who is attached.
-    await waitUntilServing(system.url, !flags.includes('--no-tier') && !flags.includes('--prefill'));
+    await waitUntilServing(system.url, !['--no-tier', '--prefill', '--engines'].some((flag) => flags.includes(flag)));
     return system;
   }
 

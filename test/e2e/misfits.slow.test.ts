@@ -104,6 +104,10 @@ it('are refused or ignored, each with one line, while the others serve on', { ti
     await vi.waitFor(async () => {
       publisher.say();
       for (const [kind, said] of lies) expect(lines(coordinator!, said), kind).toBe(1);
+      // A hole in its sequence is a gap; and that it holds what follows nothing, or held what it never had, is no lie that can be told.
+      const said = await rig.metrics();
+      expect(said.get('kvtier_kv_index_breaks_total{kind="gaps"}')).toBeGreaterThan(0);
+      expect(ignoredKinds(said)).toEqual(['block_size', 'medium']);
       expect(load.answers.length).toBeGreaterThan(from + 2 * requests.length);
     }, patience);
 
@@ -122,6 +126,15 @@ it('are refused or ignored, each with one line, while the others serve on', { ti
   const given = [0, 1, 2].map((i) => metrics.get(`kvtier_worker_state{worker="worker-${i}",state="ready"}`));
   expect(given).toEqual([1, 1, 1]);
 });
+
+/** Of events that cannot be. */
+const ignoredKinds = (metrics: ReadonlyMap<string, number>): string[] =>
+  [...metrics]
+    .flatMap(([name, count]) => {
+      const kind = /^kvtier_kv_index_ignored_events_total\{kind="(\w+)"\}$/.exec(name)?.[1];
+      return kind === undefined || count === 0 ? [] : [kind];
+    })
+    .toSorted();
 
 /** Of a lie, what the coordinator says to it. */
 const lies: readonly (readonly [string, string])[] = [
@@ -144,12 +157,14 @@ async function liar(): Promise<{ say(): void }> {
     ...part,
   });
   return {
-    say: () =>
+    say: () => {
+      publisher.skip();
       publisher.publish([
         block({}),
         block({ medium: 'MOON' }),
         block({ blockSize: 7 }),
         { type: 'BlockRemoved', blockHashes: [99n], medium: 'CPU' },
-      ]),
+      ]);
+    },
   };
 }

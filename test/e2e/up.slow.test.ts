@@ -117,6 +117,55 @@ describe('kvtier up', () => {
     expect(machine.left()).toEqual([]);
   });
 
+  it('serves with two engines over two nodes, goes on while one of them is killed, and has it back', async () => {
+    const system = await machine.up('--engines', '2', '--nodes', '2');
+    expect(system.pids()).toHaveLength(6);
+    const bothAreReady = (): Promise<void> =>
+      vi.waitFor(
+        async () => {
+          const states = await metricValues(system.url, 'kvtier_worker_state');
+          const ready = [...states].filter(([labels, value]) => value === 1 && labels.includes('state="ready"'));
+          expect(ready.map(([labels]) => /worker="([^"]*)"/.exec(labels)![1]).toSorted()).toEqual([
+            'engine-worker-0',
+            'engine-worker-1',
+          ]);
+        },
+        { timeout: 60_000 },
+      );
+    await bothAreReady();
+    // Nobody holds anything of these: they go where there is least to do.
+    const askAll = (round: number): Promise<string[]> =>
+      Promise.all(
+        Array.from({ length: 8 }, async (_, i) => {
+          const answer = await complete(system.url, {
+            prompt: prompt.replace('Employees', `Staff ${round} ${i}`),
+            max_tokens: 4,
+            temperature: 0,
+          });
+          return answer.text;
+        }),
+      );
+    expect(await askAll(0)).toEqual(Array(8).fill(' Brazil'));
+    await vi.waitFor(async () => {
+      const ended = [...(await metricValues(system.url, 'kvtier_engine_requests_total'))].filter(
+        ([, count]) => count > 0,
+      );
+      expect(new Set(ended.map(([labels]) => /worker="([^"]*)"/.exec(labels)![1]))).toEqual(
+        new Set(['engine-worker-0', 'engine-worker-1']),
+      );
+    }, patience);
+    const pid = pidOf(system, 'engine-worker');
+    const asked = askAll(1);
+    process.kill(pid, 'SIGKILL');
+    expect(await asked).toEqual(Array(8).fill(' Brazil'));
+    expect(await askAll(2)).toEqual(Array(8).fill(' Brazil'));
+    await vi.waitUntil(() => system.pids().length === 6 && !system.pids().includes(pid), { timeout: 60_000 });
+    await bothAreReady();
+    expect(await askAll(3)).toEqual(Array(8).fill(' Brazil'));
+    expect(await system.stop()).toBe(0);
+    expect(machine.left()).toEqual([]);
+  });
+
   it('serves without a tier, and on every address where it is told to', async () => {
     const system = await machine.up('--no-tier', '--host', '0.0.0.0', '--trusted-network');
     expect(await ask(system.url.replace('127.0.0.1', '127.0.0.2'))).toMatchObject({ text: ' Brazil' });

@@ -5,7 +5,7 @@
  */
 import { KvError, Outside } from '@kvtier/errors';
 import { Cluster, Redis, type RedisOptions } from 'ioredis';
-import { backoffMs, nextRoundMs, Pauses, tellingConnector } from './failover-news.ts';
+import { backoffMs, listenAgainMs, nextRoundMs, Pauses, tellingConnector } from './failover-news.ts';
 import { connectAdvice, spokenOtherwise } from './other-speech.ts';
 import { RenewedLogin } from './renewed-login.ts';
 import { parseServers, type RedisLogin, type RedisServers } from './servers.ts';
@@ -106,8 +106,8 @@ export class RedisClient {
           },
         ),
         sentinelRetryStrategy: (round: number) => nextRoundMs(round, maxBackoffMs),
-        // To one that starts anew we listen again; ioredis alone never would.
-        sentinelReconnectStrategy: (times: number) => backoffMs(times, maxBackoffMs),
+        // To one that starts anew we listen again; ioredis alone would after a minute.
+        sentinelReconnectStrategy: (times: number) => listenAgainMs(times, maxBackoffMs),
         // A Sentinel that accepts and says nothing: the next one is asked.
         sentinelCommandTimeout: settings.timeLimitMs,
         ...(sentinelUsername === undefined ? {} : { sentinelUsername }),

@@ -2,8 +2,9 @@
 import { once } from 'node:events';
 import { createServer, type Server, type Socket } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
+import type { Redis } from 'ioredis';
 import { afterEach, expect, it, vi } from 'vitest';
-import { backoffMs, nextRoundMs, Pauses } from './failover-news.ts';
+import { backoffMs, listenAgainMs, nextRoundMs, Pauses, tellingConnector } from './failover-news.ts';
 import { RedisClient } from './index.ts';
 
 const ends: (() => void)[] = [];
@@ -63,19 +64,24 @@ class Sentinel extends Fake {
   readonly subscribers = new Set<Socket>();
   masterHost = '127.0.0.1';
   masterPort = 0;
-  /** The other Sentinels that it knows. */
+  /** The other Sentinels that it knows, and those of them that it does not reach. */
   others: readonly Sentinel[] = [];
+  unreached: readonly Sentinel[] = [];
   /** So often it was asked where the master is. */
   asked = 0;
+  /** So often it was asked who the others are. */
+  namedOthers = 0;
   onSubscribe: () => void = () => {};
   constructor() {
     super(([name, what], socket) => {
       if (name === 'sentinel') {
         if (what !== 'sentinels') this.asked++;
         if (what !== 'sentinels') return `*2\r\n${bulk(this.masterHost)}${bulk(String(this.masterPort))}`;
-        const rows = this.others.map(
-          ({ port }) => `*4\r\n${['ip', '127.0.0.1', 'port', `${port}`].map(bulk).join('')}`,
-        );
+        this.namedOthers++;
+        const rows = this.others.map((other) => {
+          const flags = this.unreached.includes(other) ? 'sentinel,disconnected' : 'sentinel';
+          return `*6\r\n${['ip', '127.0.0.1', 'port', `${other.port}`, 'flags', flags].map(bulk).join('')}`;
+        });
         return `*${rows.length}\r\n${rows.join('')}`;
       }
       if (name !== 'subscribe') return '+OK\r\n';
@@ -89,16 +95,22 @@ class Sentinel extends Fake {
     return [...this.subscribers].filter(({ destroyed }) => !destroyed).length;
   }
 
-  tell(port: number): void {
-    this.masterPort = port;
+  tell(port: number, name = 'm'): void {
+    const text = `${name} 127.0.0.1 ${this.masterPort} 127.0.0.1 ${port}`;
+    if (name === 'm') this.masterPort = port;
     for (const socket of this.subscribers) {
-      if (!socket.destroyed) socket.write(`*3\r\n${bulk('message')}${bulk('+switch-master')}${bulk('m')}`);
+      if (!socket.destroyed) socket.write(`*3\r\n${bulk('message')}${bulk('+switch-master')}${bulk(text)}`);
     }
   }
 }
 
-function client(sentinels: Sentinel | readonly Sentinel[], timeLimitMs: number, onLost = (): void => {}): RedisClient {
-  const servers = [sentinels].flat().map(({ port }) => `redis://127.0.0.1:${port}`);
+function client(
+  sentinels: Sentinel | readonly Sentinel[],
+  timeLimitMs: number,
+  onLost = (): void => {},
+  host = '127.0.0.1',
+): RedisClient {
+  const servers = [sentinels].flat().map(({ port }) => `redis://${host}:${port}`);
   const settings = { mode: 'sentinel', servers, masterName: 'm', database: 0, timeLimitMs } as const;
   const client = new RedisClient(settings as never, onLost, 60_000);
   ends.push(() => client.close());
@@ -230,6 +242,119 @@ it('what became of the master while its Sentinel was away is heard as soon as th
   await turnsUntil(() => redis.isReady && next.sockets.size === 1);
 });
 
+/** It is connected to `at`, whatever comes for half a second, without another connection to it. */
+async function stays(redis: RedisClient, at: Fake, connections: number): Promise<void> {
+  for (const endMs = performance.now() + 500; performance.now() < endMs; await sleep(2)) {
+    expect([redis.isReady, at.sockets.size, at.connections]).toEqual([true, 1, connections]);
+  }
+}
+
+it('of three Sentinels one that has started anew as it was before a failover, and then learns of it, takes nobody the master', async () => {
+  const [old, next] = [await master(), await master()];
+  const sentinels = Array.from({ length: 3 }, () => new Sentinel());
+  for (const sentinel of sentinels) {
+    await sentinel.listen();
+    sentinel.masterPort = old.port;
+  }
+  let lost = 0;
+  const redis = client(sentinels, 5_000, () => lost++);
+  const areAsked = (): boolean => sentinels.every(({ listeners, asked }) => listeners === 1 && asked > 0);
+  await turnsUntil(() => redis.isReady && areAsked());
+  for (const sentinel of sentinels) sentinel.masterPort = next.port;
+  for (const sentinel of sentinels) {
+    sentinel.asked = 0;
+    sentinel.tell(next.port);
+  }
+  await turnsUntil(() => redis.isReady && next.sockets.size === 1 && areAsked());
+  const restarted = sentinels[1]!;
+  restarted.asked = 0;
+  restarted.masterPort = old.port;
+  for (const socket of restarted.sockets) socket.destroy();
+  await turnsUntil(areAsked);
+  await stays(redis, next, 1);
+  restarted.tell(next.port);
+  await stays(redis, next, 1);
+  expect([lost, old.connections]).toEqual([1, 1]);
+});
+
+it('what a Sentinel tells of another master than ours ends no connection', async () => {
+  const [ours, other, sentinel] = [await master(), await master(), new Sentinel()];
+  await sentinel.listen();
+  sentinel.masterPort = ours.port;
+  const redis = client(sentinel, 5_000);
+  await turnsUntil(() => redis.isReady && sentinel.listeners === 1);
+  sentinel.tell(other.port, 'another');
+  await stays(redis, ours, 1);
+});
+
+it('one Sentinel that is known by name and by address is no two against the others', async () => {
+  const [real, gone] = [await master(), await master()];
+  gone.gone();
+  const [wrong, ...right] = Array.from({ length: 3 }, () => new Sentinel());
+  for (const sentinel of [wrong!, ...right]) {
+    await sentinel.listen();
+    sentinel.masterPort = sentinel === wrong ? gone.port : real.port;
+  }
+  right[0]!.others = [wrong!, right[1]!];
+  wrong!.others = right;
+  let lost = 0;
+  // Given by name, each of them; its address is what the others say.
+  const redis = client([right[0]!, wrong!], 5_000, () => lost++, 'localhost');
+  await turnsUntil(() => redis.isReady && wrong!.listeners === 2 && right[1]!.listeners === 1);
+  await stays(redis, real, 1);
+  expect(lost).toBe(0);
+});
+
+it('a Sentinel that another one does not reach is listened to on, until nobody reaches it', async () => {
+  const masters = [await master(), await master(), await master(), await master()];
+  const [first, second, third] = [new Sentinel(), new Sentinel(), new Sentinel()];
+  const all = [first, second, third];
+  for (const sentinel of all) {
+    await sentinel.listen();
+    sentinel.masterPort = masters[0]!.port;
+    sentinel.others = all.filter((other) => other !== sentinel);
+  }
+  const redis = client([first, second], 5_000);
+  /** The client has gone on to this one, and all that it listens to have told it whom they reach. */
+  const isAt = (at: number, ...listeners: number[]): boolean =>
+    redis.isReady &&
+    masters[at]!.sockets.size === 1 &&
+    all.every((each, i) => each.listeners === listeners[i] && each.namedOthers >= listeners[i]!);
+  await turnsUntil(() => isAt(0, 1, 1, 1));
+  const failOver = (at: number): void => {
+    for (const sentinel of all.toReversed()) {
+      sentinel.namedOthers = 0;
+      if (sentinel === first) sentinel.tell(masters[at]!.port);
+      else sentinel.masterPort = masters[at]!.port;
+    }
+  };
+  first.unreached = [third];
+  failOver(1);
+  await turnsUntil(() => isAt(1, 1, 1, 1));
+  second.unreached = [third];
+  failOver(2); // as it begins to listen nobody has told it yet
+  await turnsUntil(() => masters[2]!.sockets.size === 1 && second.namedOthers > 0);
+  failOver(3);
+  await turnsUntil(() => isAt(3, 1, 1, 0));
+});
+
+it('who listens on to a Sentinel that was away does so by the TLS settings of now', async () => {
+  const [before, now] = [{ servername: 'before' }, { servername: 'now' }];
+  const place = { host: '127.0.0.1', port: 1 };
+  const options = { sentinels: [place], name: 'm', sentinelTLS: before };
+  const connector = new (tellingConnector(
+    () => {},
+    () => {},
+  ))(options) as unknown as { connectToSentinel(sentinel: typeof place, more: object): Redis };
+  const listener = connector.connectToSentinel(place, { lazyConnect: true, retryStrategy: () => 1 });
+  ends.push(() => listener.disconnect());
+  expect(listener.options.tls).toBe(before);
+  options.sentinelTLS = now; // as whoever renews the login writes it
+  listener.connect().catch(() => {}); // nobody is there
+  await new Promise<void>((resolve) => void listener.once('reconnecting', resolve));
+  expect(listener.options.tls).toBe(now);
+});
+
 it('of Sentinels that were replaced none is asked any more, and those that replaced them are', async () => {
   const [old, next] = [await master(), await master()];
   const [given, replaced, replacing] = [new Sentinel(), new Sentinel(), new Sentinel()];
@@ -268,5 +393,9 @@ it('pauses grow, begin anew at the news and at a connection, and the news makes 
   expect(within(pauses.next(1), 100)).toBe(true);
   expect(within(backoffMs(9, 250), 250)).toBe(true);
   expect(nextRoundMs(1, 250)).toBe(10);
+  expect([listenAgainMs(9, 250), listenAgainMs(9, 10_000)].map((ms, i) => within(ms, [2_000, 3_200][i]!))).toEqual([
+    true,
+    true,
+  ]);
   expect(within(nextRoundMs(3, 1_000), 200)).toBe(true);
 });

@@ -4,7 +4,9 @@
  * changes nothing. Invariant: who is told tries again within `soonMs`, and its pauses grow anew from there, since the first Sentinel to
  * tell is ahead of the others. Who is told nothing pauses longer and longer, up to the limit.
  */
+import type { ConnectionOptions } from 'node:tls';
 import { type Redis, SentinelConnector } from 'ioredis';
+import { type Listing, type Place, placeOf, SentinelList } from './sentinel-list.ts';
 import { Votes } from './votes.ts';
 
 /** The clients of a master are many and are told at the same time. */
@@ -47,26 +49,27 @@ export class Pauses {
  */
 export const nextRoundMs = (round: number, maxMs: number): number => (round === 1 ? 10 : backoffMs(round - 1, maxMs));
 
+/** Of a Sentinel that is gone, perhaps for good: by each of all clients, so less often than a master is tried. */
+export const listenAgainMs = (times: number, maxMs: number): number => backoffMs(times, Math.max(maxMs, 2_000));
+
 export function backoffMs(times: number, maxMs: number): number {
   return Math.min(maxMs, 50 * 2 ** Math.min(times, 6)) * (0.75 + Math.random() / 2);
-}
-
-interface Place {
-  readonly host: string;
-  readonly port: number;
 }
 
 type Master = Place | null;
 
 /** What ioredis keeps to itself; without one of these the news comes as ioredis alone brings it, and failover-news.test.ts fails. */
-interface Inner {
-  readonly options: { readonly connectTimeout: number };
-  sentinelIterator: { readonly sentinels: Place[]; cursor: number; add(sentinel: Place): boolean };
+interface Inner extends Listing {
+  readonly options: {
+    readonly connectTimeout: number;
+    /** The master's. */
+    readonly name: string;
+    readonly sentinelTLS?: ConnectionOptions;
+  };
   failoverDetector?: { readonly sentinels: readonly object[]; isDisconnected: boolean; disconnect(): void } | null;
   resolve(sentinel: Place): Promise<Master>;
   /** `options`: of a subscription to news. */
   connectToSentinel(sentinel: Place, options?: object): Redis;
-  updateSentinels(client: Redis): Promise<void>;
   initFailoverDetector(): Promise<void>;
 }
 
@@ -83,7 +86,6 @@ export const tellingConnector = (
   class extends SentinelConnector {
     constructor(options: unknown) {
       super(options as ConstructorParameters<typeof SentinelConnector>[0]);
-      forgetReplaced(this as unknown as Inner);
       hearAll(this as unknown as Inner, resolved);
     }
 
@@ -105,8 +107,12 @@ function hearAll(connector: Inner, resolved: (host: string) => void): void {
   const { resolve, initFailoverDetector, connectToSentinel } = connector;
   /** What each Sentinel said last. */
   const said = new Map<string, string>();
+  const list = new SentinelList(connector, (gone) => said.delete(gone));
   const ask = async (sentinel: Place): Promise<Master> => {
-    const master = await resolve.call(connector, sentinel);
+    const master = await resolve.call(connector, sentinel).catch((error: unknown) => {
+      list.failed(sentinel);
+      throw error;
+    });
     if (master !== null) said.set(placeOf(sentinel), placeOf(master));
     return master;
   };
@@ -131,18 +137,32 @@ function hearAll(connector: Inner, resolved: (host: string) => void): void {
     if (master !== null) resolved(master.host);
     return master;
   };
-  let listening: (sentinel: Place) => void = () => {};
+  let listening: (sentinel: Place, isAgain: boolean) => void = () => {};
   connector.connectToSentinel = (sentinel, options) => {
     if (options === undefined) return connectToSentinel.call(connector, sentinel);
     // It subscribes when the Sentinel is there, however late that is.
     const lasting = { ...options, maxRetriesPerRequest: null, commandTimeout: undefined };
     const client = connectToSentinel.call(connector, sentinel, lasting);
     client.on('error', () => {}); // it connects again
+    let isAgain = false;
+    client.on('reconnecting', () => {
+      isAgain = true;
+      // It has those that it began with.
+      const { sentinelTLS } = connector.options;
+      if (sentinelTLS !== undefined) client.options.tls = sentinelTLS;
+    });
+    const { on } = client;
+    client.on = ((event: string, listener: (...args: string[]) => void) => {
+      if (event !== 'message') return on.call(client, event, listener);
+      return on.call(client, event, (channel: string, text: string) => {
+        if (isNewsTo(connector.options.name, place, text)) listener(channel, text);
+      });
+    }) as typeof on;
     const [subscribe, subscribed] = [client.subscribe, listening];
     // The client itself calls it when it has connected again. Where it is refused, the answer is all there is.
     client.subscribe = ((...channels: string[]) => {
       const done = subscribe.call(client, ...channels);
-      const ended = (): void => subscribed(sentinel);
+      const ended = (): void => subscribed(sentinel, isAgain);
       done.then(ended, ended);
       return done;
     }) as typeof subscribe;
@@ -153,12 +173,15 @@ function hearAll(connector: Inner, resolved: (host: string) => void): void {
     let give: (isOutvoted: boolean) => void = () => {};
     let votes = new Votes(connected, 0);
     let isOver = (): boolean => true;
-    listening = async (sentinel) => {
+    listening = async (sentinel, isAgain) => {
       if (isOver()) return;
       const name = placeOf(sentinel);
       const before = said.get(name);
       const master = await ask(sentinel).catch(() => null);
-      if (master !== null) give(votes.cast(name, placeOf(master), before));
+      if (master === null) return;
+      const now = placeOf(master);
+      // One that was away may have started anew as it was long ago, and be behind the others: its answer is no news, and one voice.
+      give(votes.cast(name, list.identityOf(sentinel), now, isAgain ? now : before));
     };
     const listens = initFailoverDetector.call(connector);
     const detector = connector.failoverDetector;
@@ -175,30 +198,11 @@ function hearAll(connector: Inner, resolved: (host: string) => void): void {
 }
 
 /**
- * ioredis only ever adds Sentinels to those that it was given. Each that was replaced would be asked, and waited for, for good, and take
- * the place of one that lives among those that it listens to. So those go that nobody named.
+ * Every Sentinel tells of a failover, one after the other, and of all the masters that it knows; ioredis would end a connection that has
+ * been made to the new one with each of them. `text`: the name, host and port before, host and port now.
  */
-function forgetReplaced(connector: Inner): void {
-  const { updateSentinels, sentinelIterator: list } = connector;
-  const given = list.sentinels.map(placeOf);
-  connector.updateSentinels = async (client) => {
-    const { host, port } = client.options;
-    const kept = new Set([...given, placeOf({ host: host!, port: port! })]);
-    const before = [...list.sentinels];
-    const add = (sentinel: Place): boolean => {
-      kept.add(placeOf(sentinel));
-      return list.add(sentinel);
-    };
-    const noting: Inner = Object.create(connector, { sentinelIterator: { value: { add } } });
-    await updateSentinels.call(noting, client);
-    // What others added meanwhile stays.
-    for (const sentinel of before.filter((one) => !kept.has(placeOf(one)))) {
-      const at = list.sentinels.indexOf(sentinel);
-      if (at === -1) continue;
-      list.sentinels.splice(at, 1);
-      if (at < list.cursor) list.cursor--;
-    }
-  };
+function isNewsTo(name: string, place: string | undefined, text: string): boolean {
+  const words = text.split(' ');
+  if (words.length !== 5) return true;
+  return words[0] === name && placeOf({ host: words[3]!, port: Number(words[4]) }) !== place;
 }
-
-const placeOf = ({ host, port }: Place): string => `${host}:${port}`;

@@ -7,8 +7,8 @@ export class Votes {
   readonly #ours: string;
   /** Sentinels that may still answer. */
   #missing: number;
-  /** What each said last. */
-  readonly #places = new Map<string, string>();
+  /** What each said last, by the name by which it was asked, and who it is: one may be known by two names. */
+  readonly #answers = new Map<string, { readonly voter: string; readonly place: string }>();
   /** Places that somebody named who was not heard before. */
   readonly #unheard = new Set<string>();
 
@@ -19,9 +19,9 @@ export class Votes {
   }
 
   /** A Sentinel's answer; `before`: what it had said. True: the connection is to be given up. */
-  cast(sentinel: string, place: string, before: string | undefined): boolean {
-    if (!this.#places.has(sentinel) && this.#missing > 0) this.#missing--;
-    this.#places.set(sentinel, place);
+  cast(sentinel: string, voter: string, place: string, before: string | undefined): boolean {
+    if (!this.#answers.delete(sentinel) && this.#missing > 0) this.#missing--;
+    this.#answers.set(sentinel, { voter, place });
     if (before === undefined) this.#unheard.add(place);
     const isNews = before !== undefined && before !== place && place !== this.#ours;
     return isNews || this.#isOutvoted;
@@ -35,8 +35,9 @@ export class Votes {
 
   /** Who is missing may be for ours. As many against it as for it are enough only once: the next time they are known. */
   get #isOutvoted(): boolean {
+    const places = new Map([...this.#answers.values()].map(({ voter, place }) => [voter, place]));
     const counts = new Map<string, number>();
-    for (const place of this.#places.values()) counts.set(place, (counts.get(place) ?? 0) + 1);
+    for (const place of places.values()) counts.set(place, (counts.get(place) ?? 0) + 1);
     const most = (counts.get(this.#ours) ?? 0) + this.#missing;
     return [...counts].some(
       ([place, count]) => place !== this.#ours && (count > most || (count === most && this.#unheard.has(place))),

@@ -9,7 +9,9 @@
  * Invariants: at most `maxWriteDownBytes` wait; a block waits once; only what is being written is pinned, so that a slow
  * tier never keeps new blocks out of the arena. A block that does not fit, that is evicted while it waits (chains go from
  * their tail, so what is left is still a prefix) or that the tier refuses is counted under its reason, and tried again when
- * it is used again. Reads of the tier go first; a burst of commits is written when it is over (burst.ts). Whatever a batch ends with, its pins go and the queue moves on.
+ * it is used again. A tier that is out of service is waited for, for a minute at most: what is queued stays there, and what it refused in
+ * those moments is tried once more; so is what a part of it refused, sooner. Reads of the tier go first; a burst of commits is written when it is over (burst.ts). Whatever a batch
+ * ends with, its pins go and the queue moves on.
  */
 import { KvError } from '@kvtier/errors';
 import type { AdmissionPolicy } from '@kvtier/eviction';
@@ -49,6 +51,10 @@ export interface WriteDownOptions {
 
 /** Blocks of the queue that one turn finds evicted and passes over; some milliseconds. */
 const maxPassedOver = 2_048;
+/** A block waits so long for a tier that is out; failovers and restarts take less, and what is out for longer may be out for days. */
+const maxOutUs = 60e6;
+/** And so long for a part that is out: some tiers learn by writes alone that it is back (S3's are refused until one is taken). */
+const maxPartOutUs = 15e6;
 
 interface Entry {
   readonly namespace: Namespace;
@@ -58,6 +64,10 @@ interface Entry {
   readonly tenant: number;
   /** End of the object, when it is written. */
   expiresS: number;
+  /** When it was queued, or refused by a tier that was out. */
+  sinceUs: number;
+  /** It was refused so. */
+  isAgain: boolean;
 }
 
 export class WriteDown {
@@ -69,10 +79,15 @@ export class WriteDown {
   #bytes = 0;
   #inFlight = 0;
   #closed = false;
+  /** Refused while the tier was out, as a whole or in part: to be tried once more. At most half of what may wait, or nothing else is tried. */
+  #again: Entry[] = [];
+  #againBytes = 0;
+  /** When the tier was found out of service; undefined: it is there, as far as we know. */
+  #outUs: number | undefined;
   /** Names of what waits or is being written. */
   readonly #pending = new Set<string>();
   /** Of 'back': not written yet, least recently used first. */
-  readonly #dirty = new Map<string, Entry>();
+  readonly #dirty = new Map<string, Pick<Entry, 'namespace' | 'hash' | 'payloadBytes'>>();
   #dirtyBytes = 0;
   #onIdle: (() => void) | undefined;
   #cancelLater: (() => void) | undefined;
@@ -132,7 +147,11 @@ export class WriteDown {
         return;
       }
       const { state } = gate;
-      if (state === 'open' && !this.#closed) {
+      if (!this.#closed && (state === 'open' || this.#outUs !== undefined)) {
+        if (this.#giveUpFirst()) {
+          passedOver++;
+          continue;
+        }
         this.#pumpLater(); // it waits; what is evicted meanwhile is counted
         break;
       }
@@ -154,6 +173,7 @@ export class WriteDown {
     this.#closed = true;
     this.#burst.end();
     this.#cancelLater?.();
+    this.#tryAgain();
     const drained = await new Promise<boolean>((resolve) => {
       const cancel = clock.after(limits.closeDrainMs, () => resolve(false));
       this.#onIdle = () => {
@@ -175,8 +195,70 @@ export class WriteDown {
     const { clock, limits } = this.#options;
     this.#cancelLater ??= clock.after(limits.breakerOpenMs, () => {
       this.#cancelLater = undefined;
+      this.#lookAgain();
       this.pump();
     });
+  }
+
+  /** Whether the tier is out, as a whole or in part. */
+  #isOut(): boolean {
+    const { gate, clock } = this.#options;
+    const { inService, outOfServiceReason } = gate.tier.stats();
+    this.#outUs = inService ? undefined : (this.#outUs ?? clock.nowUs());
+    return !inService || outOfServiceReason !== '';
+  }
+
+  /** A tier that was out may be back. Of one that is still out in part, what it refused is tried when its time is over. */
+  #lookAgain(): void {
+    const [first] = this.#again;
+    if (this.#outUs === undefined && first === undefined) return;
+    const isOut = this.#isOut();
+    if (first === undefined) return;
+    const mostUs = this.#outUs === undefined ? maxPartOutUs : maxOutUs;
+    if (!isOut || this.#options.clock.nowUs() - first.sinceUs > mostUs) this.#tryAgain();
+    else this.#pumpLater();
+  }
+
+  /** False: not a second time, or too many do. */
+  #waitsAgain(entry: Entry): boolean {
+    const { limits, clock } = this.#options;
+    if (entry.isAgain || this.#againBytes + entry.payloadBytes > limits.maxWriteDownBytes / 2) return false;
+    entry.isAgain = true;
+    entry.sinceUs = clock.nowUs();
+    this.#again.push(entry);
+    this.#againBytes += entry.payloadBytes;
+    this.#pumpLater();
+    return true;
+  }
+
+  #tryAgain(): void {
+    if (this.#again.length === 0) return;
+    this.#queue = [...this.#again, ...this.#queue.slice(this.#head)];
+    this.#head = 0;
+    this.#again = [];
+    this.#againBytes = 0;
+  }
+
+  /** The tier is out. False: the first of the queue waits on; true: it has waited for too long, or there is nothing left to write. */
+  #giveUpFirst(): boolean {
+    if (this.#outUs === undefined) return false;
+    const entry = this.#queue[this.#head]!;
+    const isTooLong = this.#options.clock.nowUs() - Math.max(entry.sinceUs, this.#outUs) > maxOutUs;
+    const why = this.#whyNot(entry) || (isTooLong ? 'tier' : '');
+    if (why === '') return false;
+    this.#head++;
+    this.#cutQueue();
+    this.#refuse(why);
+    this.#forget(entry);
+    return true;
+  }
+
+  /** '': the block is still there, and its end is not over. */
+  #whyNot({ namespace, hash, slot }: Entry): string {
+    const { arena, isOver } = this.#options;
+    const block = arena.get(namespace, hash);
+    if (block?.slot !== slot) return 'evicted';
+    return isOver(block.expiresS) ? 'expired' : '';
   }
 
   /** The queue goes on then; until then with nothing, whoever pumps. */
@@ -193,13 +275,15 @@ export class WriteDown {
 
   /** Returns false, counted, when it will not be written. */
   #add(namespace: Namespace, hash: HashKey, payloadBytes: number): boolean {
-    const { gate, arena, limits, tenants, ownerOf } = this.#options;
+    const { gate, arena, limits, tenants, ownerOf, clock } = this.#options;
     const tenant = ownerOf(namespace, hash);
+    const isFull = (): boolean => this.#bytes + payloadBytes > limits.maxWriteDownBytes;
+    while (isFull() && this.#head < this.#queue.length && this.#giveUpFirst());
     const refused = this.#closed
       ? 'closing'
       : !gate.available
         ? 'breaker'
-        : this.#bytes + payloadBytes > limits.maxWriteDownBytes
+        : isFull()
           ? 'queue_full'
           : !tenants.reserve(tenant, gate.bit, payloadBytes)
             ? 'quota'
@@ -210,7 +294,7 @@ export class WriteDown {
     }
     this.#burst.queued(this.#bytes === 0);
     const { slot, expiresS } = arena.get(namespace, hash)!;
-    this.#queue.push({ namespace, hash, slot, payloadBytes, tenant, expiresS });
+    this.#queue.push({ namespace, hash, slot, payloadBytes, tenant, expiresS, sinceUs: clock.nowUs(), isAgain: false });
     this.#pending.add(namespace.key + hash);
     this.#bytes += payloadBytes;
     return true;
@@ -220,7 +304,7 @@ export class WriteDown {
   #soil(namespace: Namespace, hash: HashKey, payloadBytes: number): void {
     const key = namespace.key + hash;
     this.#clean(key);
-    this.#dirty.set(key, { namespace, hash, slot: 0, payloadBytes, tenant: 0, expiresS: 0 });
+    this.#dirty.set(key, { namespace, hash, payloadBytes });
     this.#dirtyBytes += payloadBytes;
     for (const [oldest, entry] of this.#dirty) {
       if (this.#dirtyBytes <= this.#options.limits.maxDirtyBytes) return;
@@ -235,7 +319,7 @@ export class WriteDown {
    */
   #addDirty(): void {
     for (const [hottest, { namespace }] of [...this.#dirty].reverse()) {
-      const path: Entry[] = [];
+      const path: { readonly hash: HashKey; readonly payloadBytes: number }[] = [];
       for (let key = hottest, entry = this.#dirty.get(key); entry !== undefined; entry = this.#dirty.get(key)) {
         this.#clean(key);
         path.push(entry);
@@ -255,7 +339,7 @@ export class WriteDown {
 
   /** The next blocks of one namespace that are still there, pinned; of those that are `gone` it passes over `most`. */
   #takeBatch(most: number): { readonly batch: readonly Entry[]; readonly gone: number } {
-    const { arena, pins, isOver, limits } = this.#options;
+    const { arena, pins, limits } = this.#options;
     const { writeDownBatchBlocks, writeDownBatchBytes } = limits;
     const { namespace } = this.#queue[this.#head]!;
     const batch: Entry[] = [];
@@ -265,24 +349,27 @@ export class WriteDown {
       if (batch.length >= writeDownBatchBlocks || gone >= most) break;
       if (batch.length > 0 && bytes + entry.payloadBytes > writeDownBatchBytes) break;
       this.#head++;
-      const block = arena.get(namespace, entry.hash);
-      const why = block?.slot !== entry.slot ? 'evicted' : isOver(block.expiresS) ? 'expired' : '';
+      const why = this.#whyNot(entry);
       if (why !== '') {
         gone++;
         this.#refuse(why);
         this.#forget(entry);
         continue;
       }
-      entry.expiresS = block!.expiresS;
+      entry.expiresS = arena.get(namespace, entry.hash)!.expiresS;
       pins.pin(namespace, entry.hash);
       batch.push(entry);
       bytes += entry.payloadBytes;
     }
-    if (this.#head > 1024 && this.#head * 2 > this.#queue.length) {
-      this.#queue = this.#queue.slice(this.#head);
-      this.#head = 0;
-    }
+    this.#cutQueue();
     return { batch, gone };
+  }
+
+  /** What is in front of its head goes, now and then. */
+  #cutQueue(): void {
+    if (this.#head <= 1024 || this.#head * 2 <= this.#queue.length) return;
+    this.#queue = this.#queue.slice(this.#head);
+    this.#head = 0;
   }
 
   /** Never rejects. */
@@ -299,8 +386,13 @@ export class WriteDown {
       gate.writeFailed();
       log.error({ tier: name, reason: KvError.from(error).message }, 'a write-down threw; its blocks count as failed');
     }
+    const isOut = statuses.includes('refused') && !this.#closed && this.#isOut();
     for (const [index, entry] of batch.entries()) {
       const status = statuses[index] ?? 'failed';
+      if (status === 'refused' && isOut && this.#waitsAgain(entry)) {
+        pins.unpin(entry.namespace, entry.hash);
+        continue;
+      }
       counters.add(`writedown.${name}.${status === 'refused' ? 'refused.tier' : status}`);
       // Its time ended on the way: it is the object that we have just made, whoever else uses the tier.
       if (status === 'stored' && isOver(entry.expiresS)) {
