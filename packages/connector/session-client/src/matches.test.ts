@@ -1,4 +1,5 @@
 /** Which prompts the node is asked about: none that its table of held blocks answers, and all that may lie in another tier than peers'. */
+import { KvError } from '@kvtier/errors';
 import { LoadPlanner } from '@kvtier/load-planner';
 import type { ByTier } from '@kvtier/scheduler';
 import { expect, it } from 'vitest';
@@ -277,6 +278,57 @@ it('what is asked for anew is not planned before its turn: no probe is spent on 
   expect([plans, rig.asked.length]).toEqual([1, 21]);
   rig.table.match([rig.session], 'r', hashes, 0);
   expect([plans, rig.asked.length]).toEqual([2, 21]);
+});
+
+it.each(['DEADLINE', 'BUSY'] as const)('who is silent erases nothing that was known: %s', async (code) => {
+  const rig = new Rig();
+  rig.usPerBlock = 10;
+  rig.flagsOf = () => near;
+  expect(await rig.match('r')).toBe(blocks);
+  const renew = () => rig.table.renew([rig.session], 'r', hashes);
+  const match = () => rig.table.match([rig.session], 'r', hashes, 0);
+  for (const [at, ask] of [renew, match].entries()) {
+    await rig.timers.pass(5_001);
+    rig.answers = Promise.reject(new KvError(code, 'no answer'));
+    ask();
+    await new Promise(setImmediate);
+    for (let times = 0; times < 2; times++) {
+      renew(); // not before it is old again
+      expect(match()).toEqual({ state: 'known', blocks });
+    }
+    expect(rig.asked).toHaveLength(2 + at);
+  }
+  expect(rig.counters.reasons).toEqual({ [`lookup: ${code.toLowerCase()}`]: 2 });
+  rig.answers = undefined;
+  rig.heldBlocks = 7;
+  await rig.timers.pass(5_001);
+  renew();
+  await new Promise(setImmediate);
+  expect(match()).toEqual({ state: 'known', blocks: 7 });
+});
+
+it('what only peers hold is not asked for before its turn: others are told when they have become fast', async () => {
+  const rig = new Rig();
+  rig.usPerBlock = 10;
+  expect(await rig.match('waits')).toBe(blocks);
+  rig.usPerBlock = 1_000;
+  expect(await rig.match('slow')).toBe(0);
+  rig.usPerBlock = 10;
+  for (let times = 0; times < 60; times++) {
+    await rig.timers.pass(5_001);
+    rig.table.renew([rig.session], 'waits', hashes);
+    await new Promise(setImmediate);
+  }
+  expect(rig.asked).toHaveLength(2);
+  expect(await rig.match('later')).toBe(blocks);
+  expect(await rig.match('waits')).toBe(blocks);
+  await new Promise(setImmediate);
+  rig.flagsOf = () => {
+    throw new RangeError('held table: cut off');
+  };
+  await rig.timers.pass(5_001);
+  rig.table.renew([rig.session], 'waits', hashes);
+  expect(rig.asked).toHaveLength(5); // a table that cannot be read tells nothing
 });
 
 it('what is held here no more is pending until it is known', async () => {

@@ -3,7 +3,7 @@
  * anew, and what was known goes on answering: who waits long for room would else be without an answer just when it has its turn. While it
  * waits it is asked anew, too (`renew`): a minute later the node may hold all of it, or nothing.
  *
- * Invariants: `match` never waits; a lookup that is not answered within its deadline means "nothing held"; `onWake`
+ * Invariants: `match` never waits; a lookup that is not answered within its deadline means "nothing held", or what was known before; `onWake`
  * fires whenever a pending match became known. At most `maxEntries` requests are remembered.
  */
 import { KvError } from '@kvtier/errors';
@@ -108,6 +108,9 @@ export class MatchTable {
   renew(sessions: readonly Session[] | null, requestId: string, hashes: Buffer): void {
     const entry = this.#entries.get(requestId);
     if (sessions === null || entry === undefined || entry.next !== undefined || !this.#isOld(entry)) return;
+    // What only peers hold is asked for as seldom as the planner says, which learns by plans alone: this is left to its turn.
+    const held = this.#tableOf(sessions);
+    if (held && this.#looked(() => this.#holders(held, this.#wanted(hashes, entry.first))) === 'peers') return;
     this.#ask(sessions, requestId, hashes, entry.first, false, entry, false);
   }
 
@@ -125,17 +128,21 @@ export class MatchTable {
     before: Entry | undefined,
     isBehind: boolean,
   ): Entry {
-    const { hashBytes } = this.#options;
     const counted = before?.counted ?? { held: 0, planned: 0, left: 0, isPassed: false };
     const blank = { hits: undefined, plan: undefined, knownAtMs: 0, next: undefined };
     const entry: Entry = { first: localBlocks, ...blank, counted };
-    const wanted = hashes.subarray(localBlocks * hashBytes, (localBlocks + maxHashesPerFrame) * hashBytes);
+    const wanted = this.#wanted(hashes, localBlocks);
     const hit = this.#read(sessions, wanted, localBlocks, isIdle, counted);
     if (hit !== undefined) this.#know(entry, [hit]);
     if (before !== undefined && !isBehind && hit === undefined) before.next = entry;
     else this.#entries.set(requestId, entry);
     if (hit === undefined) this.#lookUp(sessions, requestId, entry, wanted);
     return this.#entries.get(requestId)!;
+  }
+
+  #wanted(hashes: Buffer, first: number): Buffer {
+    const { hashBytes } = this.#options;
+    return hashes.subarray(first * hashBytes, (first + maxHashesPerFrame) * hashBytes);
   }
 
   /** The plan of this load; undefined when how long it takes says nothing about the node's estimates. */
@@ -175,13 +182,23 @@ export class MatchTable {
     isIdle: boolean,
     counted: Counted,
   ): Hit | undefined {
-    const { counters, windows } = this.#options;
-    const held = sessions[0]!.held;
-    if (held === null || windows.length > 1 || windows[0] !== Number.POSITIVE_INFINITY) return undefined;
+    const held = this.#tableOf(sessions);
+    return held && this.#looked(() => this.#told(held, hashes, first, isIdle, counted));
+  }
+
+  /** undefined: none, or none that tells anything of such a model. */
+  #tableOf(sessions: readonly Session[]): HeldBlocks | undefined {
+    const { windows } = this.#options;
+    if (windows.length > 1 || windows[0] !== Number.POSITIVE_INFINITY) return undefined;
+    return sessions[0]!.held ?? undefined;
+  }
+
+  /** undefined also where the table cannot be read. */
+  #looked<T>(look: () => T): T | undefined {
     try {
-      return this.#told(held, hashes, first, isIdle, counted);
+      return look();
     } catch {
-      count(counters, 'lookup', 'table');
+      count(this.#options.counters, 'lookup', 'table');
       return undefined;
     }
   }
@@ -239,21 +256,26 @@ export class MatchTable {
     return end;
   }
 
-  /**
-   * Nobody holds anything of this, or only peers do, and are slower than computing. What may lie in another tier is always asked for: a
-   * few blocks of the chain are looked at, for the first ones may have left it.
-   */
+  /** Nobody holds anything of this, or only peers do, and are slower than computing. What may lie in another tier is always asked for. */
   #isInVain(held: HeldBlocks, hashes: Buffer, first: number, isIdle: boolean): boolean {
     const { hashBytes, planner, timers } = this.#options;
+    const holders = this.#holders(held, hashes);
+    if (holders !== 'peers') return holders === 'nobody';
+    return !planner.isWorthAsking(hashes.length / hashBytes, first, timers.nowMs(), isIdle);
+  }
+
+  /** 'others': another tier may hold some. A few blocks of the chain are looked at, for the first ones may have left it. */
+  #holders(held: HeldBlocks, hashes: Buffer): 'nobody' | 'peers' | 'others' {
+    const { hashBytes } = this.#options;
     const blocks = hashes.length / hashBytes;
     const flags = held.flags(hashes, 0);
-    if (flags === undefined || (flags & isNear) !== 0) return false;
-    if (flags === 0) return true;
+    if (flags === undefined || (flags & isNear) !== 0) return 'others';
+    if (flags === 0) return 'nobody';
     for (let part = 1; part <= looks; part++) {
       const at = Math.floor(((blocks - 1) * part) / looks);
-      if (((held.flags(hashes, at * hashBytes) ?? isNear) & isNear) !== 0) return false;
+      if (((held.flags(hashes, at * hashBytes) ?? isNear) & isNear) !== 0) return 'others';
     }
-    return !planner.isWorthAsking(blocks, first, timers.nowMs(), isIdle);
+    return 'peers';
   }
 
   #lookUp(sessions: readonly Session[], requestId: string, entry: Entry, hashes: Buffer): void {
@@ -288,7 +310,14 @@ export class MatchTable {
       },
       (error: unknown) => {
         count(counters, 'lookup', KvError.from(error).code.toLowerCase());
-        known(sessions.map(() => noHit));
+        const current = this.#entries.get(requestId);
+        if (current?.next !== entry) {
+          known(sessions.map(() => noHit));
+          return;
+        }
+        // Who is silent says nothing of what it holds: what was known goes on answering, and is asked anew when it is old again.
+        current.next = undefined;
+        current.knownAtMs = timers.nowMs();
       },
     );
   }

@@ -102,6 +102,7 @@ export class EngineLoop {
           ? error
           : new KvError('IO', `engine: stopped by a defect: ${error.message}; restart it`, defect);
       this.#options.onLoad?.(); // nothing new until the process ends
+      this.#scheduler.exports.end();
       this.#answers.tellAll(this.#ended);
       this.#options.onDefect?.(error);
     }
@@ -115,6 +116,7 @@ export class EngineLoop {
     const told = this.#told;
     this.#told = undefined;
     if (told) this.#options.onStep?.(told);
+    this.#scheduler.incoming.renewAnswers(); // for the next pass
     this.#options.onLoad?.();
   }
 

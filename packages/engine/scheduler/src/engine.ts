@@ -331,6 +331,7 @@ export class Engine {
     await this.#running;
     const { exports, incoming } = this.#scheduler;
     exports.end();
+    exports.send();
     let late = false;
     const cancel = this.#clock.after(closeDeadlineMs, () => {
       late = true;

@@ -6,7 +6,8 @@
  * hold counts once. And no more is offered than the connector has room for: what it left out would be missing in its chain for good.
  * Past that nothing waits: a request's blocks are offered later if it lives long enough, else counted as skipped. Blocks
  * are offered in chain order without a gap, because a block whose parent is missing in the tier is never found. What was lost on its way
- * is offered again for the same reason, a few times (offers.ts): while the request has its blocks, and after its end what is found of them.
+ * is offered again for the same reason, a few times (offers.ts): while the request has its blocks, and after its end, behind a pause, what is
+ * found of them.
  *
  * In a group with a sliding window only those blocks are offered that a hit at the end of the offer looks at: after each
  * step the last window before its last full block. So the tier can be hit at the end of every prefill chunk, where the
@@ -33,6 +34,7 @@ import type { Connector, StoreOptions } from './connector.ts';
 import { HeldByExports } from './held-by-exports.ts';
 import { type Offer, Offers } from './offers.ts';
 import type { EngineRequest } from './request.ts';
+import type { Clock } from './types.ts';
 import { WriteDownAhead } from './write-down-ahead.ts';
 
 /** Not all blocks go down, see write-down-ahead.ts. For hashed blocks of one group of full attention. */
@@ -58,6 +60,7 @@ export type OnSettled = (
 export class Exports {
   readonly #kv: PrefixCache;
   readonly #connector: Connector;
+  readonly #clock: Clock;
   readonly #maxBlocks: number;
   readonly #gatherBlocks: number;
   readonly #onReleased: () => void;
@@ -77,6 +80,7 @@ export class Exports {
   constructor(
     kv: PrefixCache,
     connector: Connector,
+    clock: Clock,
     maxBlocks: number,
     gatherBlocks: number,
     onReleased: () => void,
@@ -85,6 +89,7 @@ export class Exports {
   ) {
     this.#kv = kv;
     this.#connector = connector;
+    this.#clock = clock;
     this.#maxBlocks = maxBlocks;
     this.#gatherBlocks = Math.min(gatherBlocks, Math.ceil(maxBlocks / 2)); // the next ones find room while these are copied
     this.#onReleased = onReleased;
@@ -136,7 +141,7 @@ export class Exports {
     const end = first + this.#columnsWithin(tables);
     if (end <= first) return;
     request.offeredBlocks = end;
-    request.offers ??= new Offers(this.#counts);
+    request.offers ??= new Offers(this.#counts, request.prefillOnly !== undefined);
     this.#offerRows(request, request.offers, first, end, tables);
   }
 
@@ -168,10 +173,15 @@ export class Exports {
     for (const store of this.#unsent.splice(0)) store();
   }
 
-  /** The last time: nothing is offered again. */
+  /** From now on nothing that was lost is offered again. */
   end(): void {
     this.#isEnding = true;
-    this.send();
+  }
+
+  /** Of one that computes for another worker: what it has offered from block `from` on is offered again, and counts then. */
+  takeBack(request: EngineRequest, from: number): void {
+    request.offers?.cut(from);
+    request.offeredBlocks = Math.min(request.offeredBlocks, from);
   }
 
   /** The request lets its blocks go: what cannot be offered now will not be. */
@@ -185,6 +195,7 @@ export class Exports {
     const end = this.#connector.attached ? full : Math.min(full, request.offers?.end ?? 0);
     this.#offer(request);
     this.#counts.skipped += Math.max(end - request.offeredBlocks, 0);
+    request.offers?.putOffNoMore();
   }
 
   #store(
@@ -212,15 +223,22 @@ export class Exports {
       rows.reduce((sum, row) => sum + blocksIn(row, from - first, to - first), 0);
     const offer = offers.begin(first, first + rows[0]!.length, blocksOf);
     const onSettled = (held: number, isBusy: boolean, isLost = false): void => {
-      const heldEnd = first + held;
-      // Behind one that was lost it may be our own that the node still writes, until it hears that nobody waited for that.
-      const mayAgain = isLost || (isBusy && offer.round > 0);
-      const isAgain = mayAgain && request !== undefined && this.#again(request, offers, offer, heldEnd);
-      offers.answered(offer, { heldEnd, isDropped: mayAgain ? !isAgain : !isBusy });
       if (this.#isCut) {
         this.#isCut = false;
         this.#onReleased();
       }
+      const heldEnd = first + held;
+      // Behind one that was lost it may be our own that the node still writes, until it hears that nobody waited for that.
+      const mayAgain = isLost || (isBusy && offer.round > 0);
+      const answered = (): void => {
+        const isAgain = mayAgain && request !== undefined && this.#again(request, offers, offer, heldEnd);
+        offers.answered(offer, { heldEnd, isDropped: mayAgain ? !isAgain : !isBusy });
+      };
+      // No next step comes that it would be offered with, and what is lost at once would be lost at once again.
+      const hasEnded = request?.state === 'finished' && !request.prefillOnly && !this.#isEnding;
+      const pauseMs = mayAgain && hasEnded && heldEnd < offer.end ? offers.pauseMs(offer) : 0;
+      if (pauseMs > 0) this.#clock.after(pauseMs, answered);
+      else answered();
       if (!request?.prefillOnly) return;
       request.prefillOnly.unsettled--;
       this.#onSettled?.(request, first, heldEnd, isBusy, epoch);
@@ -238,10 +256,10 @@ export class Exports {
    * not again. Who computes for another worker offers again by itself (storing.ts).
    */
   #again(request: EngineRequest, offers: Offers, offer: Offer, from: number): boolean {
-    if (request.prefillOnly || from >= offer.end) return true; // has been taken back
-    // It began anew, or will: what it has then is offered from its first block on.
+    if (from >= offer.end) return true; // has been taken back
+    // It began anew, or will: what it has then is offered from its first block on, and counts for itself.
     const isLetGo = !request.holdsBlocks && request.state !== 'finished';
-    if (isLetGo || request.offers !== offers) return true;
+    if (request.prefillOnly || isLetGo || request.offers !== offers) return false;
     if (!offers.mayTakeBack(offer)) return false;
     if (!request.holdsBlocks) return this.#offerFound(request, offers, offer, from);
     offers.takeBack(offer, from);
@@ -251,14 +269,16 @@ export class Exports {
 
   /**
    * The request has ended, as one with a short answer has before a slow node says anything, and nobody offers its blocks before somebody hits
-   * them: those that are found now, from the lost one on, are offered at once. False: none.
+   * them: those that are found now, from the lost one on, are offered. False: none. As far as there is no room for them yet, what is still on
+   * its way is left to be answered by itself: where it is lost, too, there is as much more room.
    */
   #offerFound(request: EngineRequest, offers: Offers, offer: Offer, from: number): boolean {
     if (this.#isEnding || !this.#connector.attached) return false;
     const hit = this.#kv.getComputedBlocks(request);
     const found = Math.min(Math.floor(hit.tokens / this.#kv.blockTokens), offers.openEnd);
     const tables = hit.blocks.map((table) => table.slice(from, found));
-    const end = from + this.#columnsWithin(tables);
+    const most = from + this.#columnsWithin(tables);
+    const end = most < found ? offers.wholeEnd(from, most) : most;
     if (end <= from) return false;
     offers.takeBack(offer, from, end);
     this.#offerRows(request, offers, from, end, tables);

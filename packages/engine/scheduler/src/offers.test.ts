@@ -39,10 +39,47 @@ it('of an outage all offers are one round, and after three of them what is lost 
   expect(counts).toEqual({ exported: 2, skipped: 6 });
 });
 
+it('what is offered again in part leaves what lies behind as it is, and gives up what it cuts off', () => {
+  const counts = { exported: 0, skipped: 0 };
+  const offers = new Offers(counts);
+  const [first, second, third] = [
+    offers.begin(0, 4, oneEach),
+    offers.begin(4, 8, oneEach),
+    offers.begin(8, 10, oneEach),
+  ] as const;
+  expect([3, 4, 6, 8, 9, 10].map((most) => offers.wholeEnd(1, most))).toEqual([3, 4, 4, 8, 8, 10]);
+  offers.answered(second, { heldEnd: 7, isDropped: true });
+  offers.takeBack(first, 1, 6);
+  expect([first, second, third].map(({ end }) => end)).toEqual([1, 1, 10]);
+  const again = offers.begin(1, 6, oneEach);
+  offers.answered(first, { heldEnd: 1, isDropped: false });
+  expect(counts).toEqual({ exported: 1, skipped: 0 });
+  offers.takeBack(again, 1, 3); // of its own, 3 to 5 are given up
+  offers.answered(again, { heldEnd: 1, isDropped: false });
+  offers.answered(offers.begin(1, 3, oneEach), { heldEnd: 3, isDropped: true });
+  expect(counts).toEqual({ exported: 4, skipped: 4 });
+  offers.answered(third, { heldEnd: 10, isDropped: true });
+  expect(counts).toEqual({ exported: 6, skipped: 4 });
+});
+
+it('what is put off counts where nothing was offered again, and not before', () => {
+  const counts = { exported: 0, skipped: 0 };
+  const offers = new Offers(counts, true);
+  offers.answered(offers.begin(0, 4, oneEach), { heldEnd: 3, isDropped: true });
+  offers.answered(offers.begin(4, 8, oneEach), { heldEnd: 8, isDropped: true });
+  offers.cut(3);
+  const last = offers.begin(3, 9, oneEach);
+  expect(counts).toEqual({ exported: 0, skipped: 0 });
+  offers.putOffNoMore();
+  expect(counts).toEqual({ exported: 3, skipped: 0 });
+  offers.answered(last, { heldEnd: 7, isDropped: true });
+  expect(counts).toEqual({ exported: 7, skipped: 2 });
+});
+
 it('each block counts once', () => {
   const piece = fc.record({ blocks: fc.integer({ min: 1, max: 5 }), answersFirst: fc.nat({ max: 3 }) });
   const [held, found] = [fc.nat({ max: 6 }), fc.nat({ max: 40 })];
-  const answer = fc.record({ which: fc.nat(), held, isLost: fc.boolean(), found });
+  const answer = fc.record({ which: fc.nat(), held, isLost: fc.boolean(), found, room: fc.nat({ max: 12 }) });
   fc.assert(
     fc.property(
       fc.array(piece, { minLength: 1, maxLength: 8 }),
@@ -59,12 +96,15 @@ it('each block counts once', () => {
         };
         /** `isEnded`: what is lost is offered again at once, as far as it is there. */
         const next = (isEnded: boolean): void => {
-          const { which, held, isLost, found } = answers.pop() ?? { which: 0, held: 6, isLost: false, found: 0 };
+          const none = { which: 0, held: 6, isLost: false, found: 0, room: 0 };
+          const { which, held, isLost, found, room } = answers.pop() ?? none;
           const { offer, length } = open.splice(which % open.length, 1)[0]!;
           const heldEnd = offer.first + Math.min(held, length);
           let isAgain = isLost && heldEnd < offer.first + length && heldEnd < offer.end && offers.mayTakeBack(offer);
           if (isAgain && isEnded) {
-            const end = Math.min(found, offers.openEnd);
+            const there = Math.min(found, offers.openEnd);
+            const most = Math.min(there, heldEnd + room);
+            const end = most < there ? offers.wholeEnd(heldEnd, most) : most;
             isAgain = end > heldEnd;
             if (isAgain) offers.takeBack(offer, heldEnd, end);
             if (isAgain) open.push({ offer: offers.begin(heldEnd, end, oneEach), length: end - heldEnd });

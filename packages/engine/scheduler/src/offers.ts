@@ -9,11 +9,11 @@
  *              [0,10)                  and this one counts
  *
  * A node that is silent loses all offers that are on their way: the first of them takes back what lies behind it, the others only what lies
- * before that. So `mostAgain` counts rounds, not offers.
+ * before that. So what is counted are rounds, not offers.
  */
 
-/** How often what was lost of one request is offered again. */
-const mostAgain = 3;
+/** What was lost of one request is offered again as often as this; of one that has ended after these pauses. */
+const pausesMs: readonly number[] = [10, 50, 250];
 
 export interface Offer {
   /** Of the chain, like all blocks here. */
@@ -46,9 +46,12 @@ export class Offers {
   #open: Offer[] = [];
   #rounds = 0;
   #end = 0;
+  #isPutOff: boolean;
 
-  constructor(counts: OfferCounts) {
+  /** `isPutOff`: all that is answered may be taken back still, and nothing counts before `putOffNoMore`. */
+  constructor(counts: OfferCounts, isPutOff = false) {
     this.#counts = counts;
+    this.#isPutOff = isPutOff;
   }
 
   /** Blocks before this one have been offered, at some time. */
@@ -70,20 +73,48 @@ export class Offers {
 
   /** May what is lost of this offer be offered again? */
   mayTakeBack({ round }: Offer): boolean {
-    return round < this.#rounds || round < mostAgain;
+    return round < this.#rounds || round < pausesMs.length;
   }
 
-  /** It will be, from block `from` on, with all behind it up to block `to`; what lies behind that is given up. */
+  /** Before that, where no step of the request's comes between. 0: none. */
+  pauseMs({ round }: Offer): number {
+    return pausesMs[round] ?? 0;
+  }
+
+  /** Blocks from `from` on can be offered again up to `most`: up to here, so that of another offer all are, or none. */
+  wholeEnd(from: number, most: number): number {
+    return this.#open.find(({ first, end }) => from < first && first < most && most < end)?.first ?? most;
+  }
+
+  /** It will be, from block `from` on, with all behind it up to block `to`; offers that lie behind that stay as they are. */
   takeBack({ round }: Offer, from: number, to = this.#end): void {
     if (round === this.#rounds) this.#rounds++;
-    for (const offer of this.#open) {
-      this.#counts.skipped += offer.blocksOf(Math.max(offer.first, to), offer.end);
+    this.cut(from, to);
+  }
+
+  /** Blocks `from`..`to`-1 will be in other offers. What those that have them have behind is given up. */
+  cut(from: number, to = this.#end): void {
+    for (const offer of this.#open.filter(({ first }) => first < to)) {
+      // In a place of its own: it may be offered again when something before it is lost.
+      const answer = offer.answer ?? { heldEnd: to, isDropped: true };
+      if (offer.end > to) this.#open.push({ ...offer, first: to, answer });
       offer.end = Math.min(offer.end, from);
     }
   }
 
   answered(offer: Offer, answer: Answer): void {
     offer.answer = answer;
+    if (!this.#isPutOff) this.#countDue();
+  }
+
+  /** Nothing is taken back any more but by what is lost. */
+  putOffNoMore(): void {
+    if (!this.#isPutOff) return;
+    this.#isPutOff = false;
+    this.#countDue();
+  }
+
+  #countDue(): void {
     const due = this.#open.filter((one) => one.answer && !this.#open.some(isBefore(one)));
     this.#open = this.#open.filter((one) => !due.includes(one));
     for (const one of due) this.#count(one);
@@ -92,7 +123,7 @@ export class Offers {
   #count({ first, end, blocksOf, answer }: Offer): void {
     const { heldEnd, isDropped } = answer!;
     this.#counts.exported += blocksOf(first, Math.min(heldEnd, end));
-    if (isDropped) this.#counts.skipped += blocksOf(heldEnd, end);
+    if (isDropped) this.#counts.skipped += blocksOf(Math.max(first, heldEnd), end);
   }
 }
 

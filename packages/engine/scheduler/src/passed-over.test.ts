@@ -258,6 +258,23 @@ describe('a request that waits for its turn', () => {
     },
   );
 
+  it('is asked for anew when the step runs already: the executor stands still for nobody', async () => {
+    const rig = new SchedulerRig({ limits: { maxSequences: 1 } });
+    const order: string[] = [];
+    const execute = rig.executor.execute.bind(rig.executor);
+    rig.executor.execute = (step) => {
+      order.push('step');
+      return execute(step);
+    };
+    rig.connector.renew = () => order.push('asked');
+    rig.submit('a', prompt(1, 8));
+    await rig.world.until(() => rig.tokens('a').length === 1);
+    order.length = 0;
+    rig.submit('next', prompt(2, 8), { maxTokens: 1 });
+    await rig.world.until(() => rig.allEnded());
+    expect(order).toEqual(['step', 'asked', 'step', 'asked', 'step']);
+  });
+
   it('begins in the step in which all places come free, with all the others, however many', async () => {
     const { rig, ages } = inSteps(1, 16);
     for (let i = 0; i < 16; i++) rig.submit(`old${i}`, prompt(i, 8), { maxTokens: 40 });

@@ -78,7 +78,7 @@ export class Scheduler {
     this.#windows = options.windows ?? false;
     this.load = new EngineLoad(kv.blockTokens, options.mostBlocks, options.maxStepTokens);
     const { maxExportBlocks, exportGatherBlocks, ahead } = options;
-    this.exports = new Exports(kv, connector, maxExportBlocks, exportGatherBlocks, wake, ahead, (...held) =>
+    this.exports = new Exports(kv, connector, clock, maxExportBlocks, exportGatherBlocks, wake, ahead, (...held) =>
       this.#storing.settled(...held),
     );
     const { onReady, onPrefilled } = options;
@@ -139,7 +139,6 @@ export class Scheduler {
     for (const request of running) if (!decodes(request)) this.#continue(request);
     const arrived = this.#admitArrived();
     this.#admitWaiting();
-    this.incoming.renewAnswers(); // for the next pass, while the step runs
     this.exports.goDown();
     return arrived ? this.#batch.map((share) => ({ ...share, arrived })) : this.#batch;
   }

@@ -93,12 +93,12 @@ export class Storing {
   #again(request: EngineRequest): void {
     const prefillOnly = request.prefillOnly!;
     prefillOnly.isBusy = false;
-    const { clock, wake } = this.#options;
+    const { exports, clock, wake } = this.#options;
     const nowUs = clock.nowUs();
     const pauseMs = pausesMs[prefillOnly.pauses] ?? Number.POSITIVE_INFINITY;
     const isLate = (nowUs - (prefillOnly.pausedUs ?? nowUs)) / 1_000 + pauseMs > mostAgainMs;
     if (prefillOnly.readyBlocks >= prefillOnly.blocks || isLate || !request.holdsBlocks) return;
-    request.offeredBlocks = Math.min(request.offeredBlocks, prefillOnly.readyBlocks);
+    exports.takeBack(request, prefillOnly.readyBlocks);
     if (!this.#requests.has(request)) return;
     prefillOnly.pausedUs ??= nowUs;
     prefillOnly.pauses++;
@@ -111,11 +111,12 @@ export class Storing {
 
   /** Is it the one that all was offered to? Its blocks may have been let go: then nothing can be offered again. */
   #checkNode(request: EngineRequest): void {
-    const { epoch } = this.#options.connector;
+    const { connector, exports } = this.#options;
+    const { epoch } = connector;
     const prefillOnly = request.prefillOnly!;
     if (epoch === undefined || prefillOnly.epoch === undefined || epoch === prefillOnly.epoch) return;
     prefillOnly.startOver(epoch);
-    if (request.holdsBlocks) request.offeredBlocks = 0;
+    if (request.holdsBlocks) exports.takeBack(request, 0);
   }
 
   #goOn(request: EngineRequest): void {
