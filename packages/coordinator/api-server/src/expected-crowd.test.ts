@@ -8,7 +8,8 @@ const count = 4_096;
 /** Nobody serves `m`, and it is expected. */
 const someWorkers = Array.from({ length: 200 }, (_, i) => {
   const [state, model] = i % 2 === 0 ? ['silent', 'm'] : ['ready', 'other'];
-  return { state, facts: { model }, awaySinceMs: state === 'silent' ? performance.now() : undefined } as Worker;
+  const awaySinceMs = state === 'silent' ? performance.now() : undefined;
+  return { state, facts: { model }, record: { name: `${i}`, role: 'both' }, awaySinceMs } as Worker;
 });
 
 /** So many wait; `asked` says who was asked, in that order. */
@@ -21,7 +22,9 @@ function crowd() {
     const isOverNow = (): boolean => {
       asked.push(who);
       const facts = { model: 'm' };
-      return expected.isServed({ facts }) || expected.untilMs('m') <= performance.now() || isOver.of(who);
+      const [nowMs, others] = [performance.now(), { among: undefined, except: new Set(['0']) }];
+      const isNobody = expected.untilMs('m') <= nowMs || expected.otherUntilMs('m', others) <= nowMs;
+      return expected.isServed({ facts }) || isNobody || isOver.of(who);
     };
     return expected.wait(isOverNow, performance.now() + 600_000, new AbortController().signal);
   });
@@ -39,7 +42,7 @@ it('is asked a part a turn, and looks at the workers once a turn', async () => {
   }
   expect(Math.max(...turns)).toBeLessThanOrEqual(1_024);
   expect(asked).toEqual(everybody);
-  expect(workers.mock.calls.length).toBeLessThanOrEqual(2 * turns.length);
+  expect(workers.mock.calls.length).toBeLessThanOrEqual(3 * turns.length);
   await setImmediate();
   expect(asked).toHaveLength(count);
   expected.close();
@@ -54,5 +57,43 @@ it('of which some were asked before another change is asked once more, and all w
   expected.changed();
   await Promise.all(waits);
   expect(new Set(asked.slice(-count))).toEqual(new Set(everybody));
+  expected.close();
+});
+
+it('that goes on in vain waits for the next change', async () => {
+  const expected = new Expected({ engines: { workers: () => someWorkers }, awayMs: 3_600_000 });
+  let asked = 0;
+  const isOver = (): boolean => ++asked > 0;
+  const waits = Array.from({ length: 200 }, async () => {
+    while (!expected.isClosed) await expected.wait(isOver, performance.now() + 600_000, new AbortController().signal);
+  });
+  for (const changes of [1, 2, 3]) {
+    expected.changed();
+    for (let turn = 0; turn < 50; turn++) await setImmediate();
+    expect(asked).toBe(200 * changes);
+  }
+  expected.close();
+  await Promise.all(waits);
+});
+
+it('knows those who are ready again by who they are, what they serve and their role', () => {
+  const worker = { state: 'ready', facts: { model: 'm' }, record: { name: 'a', role: 'both' } };
+  const workers: object[] = [worker];
+  const expected = new Expected({ engines: { workers: () => workers as Worker[] }, awayMs: 3_600_000 });
+  const isAnother = (change: () => void): boolean => {
+    const before = expected.readyOf('m');
+    change();
+    return expected.readyOf('m') !== before;
+  };
+  expect([
+    isAnother(() => workers.push({ ...worker, state: 'silent' })),
+    isAnother(() => workers.push({ ...worker, facts: { model: 'other' } })),
+    isAnother(() => (worker.record = { ...worker.record })),
+    isAnother(() => workers.push({ ...worker })),
+    isAnother(() => (worker.facts = { model: 'm' })),
+    isAnother(() => (worker.record.role = 'prefill')),
+    isAnother(() => (worker.state = 'draining')),
+    isAnother(() => {}),
+  ]).toEqual([false, false, false, true, true, true, true, false]);
   expected.close();
 });

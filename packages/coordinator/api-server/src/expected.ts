@@ -4,9 +4,9 @@
  * them instead of failing. So is the next worker of a model whose last one has left.
  *
  * Invariants: a worker is expected for `awayMs` from when it went away, and no longer; one that drains or was refused is not. Who waits
- * is looked at when something changed, in the order in which they came and a few a turn, so that a crowd holds up nobody else; workers are
- * looked at once a turn for all who wait for the same model, and for each who waits for another than it has asked. They are as many as
- * requests may be in progress.
+ * is looked at once for each change, in the order in which they came and a few a turn, so that a crowd holds up nobody else: who waits
+ * again behind a change has seen it. Workers are looked at once a turn for all who wait for the same model. They are as many as requests
+ * may be in progress.
  */
 import type { Worker } from '@kvtier/registry';
 import type { Engines } from './engines.ts';
@@ -30,8 +30,18 @@ export interface ExpectedOptions {
 }
 
 interface Waiting {
+  /** Another one for each who waits, in their order. */
+  readonly place: number;
   readonly isOver: () => boolean;
   readonly end: () => void;
+}
+
+/** Of one model, for all who are asked in one turn. */
+interface Found {
+  readonly untilMs: Map<string | undefined, number>;
+  readonly isServed: Map<string, boolean>;
+  readonly away: Map<string, readonly Worker[]>;
+  readonly ready: Map<string, readonly unknown[]>;
 }
 
 /** Go on in one turn at most, and are asked whether they do. */
@@ -49,8 +59,13 @@ export class Expected {
   /** Those who have still to be asked since the change before; and whether there was another one since. */
   #rest: Iterator<Waiting> | undefined;
   #isChanged = false;
+  /** Of those who wait: the last one that came, and the last one that is asked because of the change. */
+  #lastPlace = 0;
+  #lastAsked = 0;
   /** While many are asked in one turn: what was found for the first of each model. */
-  #found: { readonly untilMs: Map<string | undefined, number>; readonly isServed: Map<string, boolean> } | undefined;
+  #found: Found | undefined;
+  /** By model, as it was when somebody asked last. */
+  readonly #ready = new Map<string, readonly unknown[]>();
   #closed = false;
 
   constructor({ engines, awayMs, leftAtMs = () => undefined, onWaiting = () => {} }: ExpectedOptions) {
@@ -86,27 +101,38 @@ export class Expected {
     return isAlone ? Math.max(this.#openedMs + this.awayMs, untilMs) : untilMs;
   }
 
-  /** The same of those alone that have said that they serve this model, and may be asked: who only might is not worth a wait. */
-  otherUntilMs(model: string, others: Others): number {
-    let untilMs = Number.NEGATIVE_INFINITY;
-    if (this.#closed) return untilMs;
-    for (const worker of this.#others(model, others))
-      if (worker.awaySinceMs !== undefined) untilMs = Math.max(untilMs, worker.awaySinceMs + this.awayMs);
-    return untilMs;
+  /**
+   * The same of those alone that have said that they serve this model, and may be asked: who only might is not worth a wait. Nor is one
+   * that computes prompts for others: it takes no request while another one is ready.
+   */
+  otherUntilMs(model: string, { among, except }: Others): number {
+    if (this.#closed) return Number.NEGATIVE_INFINITY;
+    const away = remembered(this.#found?.away, model, () => this.#away(model));
+    const isOther = ({ record: { name } }: Worker): boolean => !except.has(name) && (among?.has(name) ?? true);
+    return (away.find(isOther)?.awaySinceMs ?? Number.NEGATIVE_INFINITY) + this.awayMs;
   }
 
-  /** One of these takes requests. */
-  isServedByOther(model: string, others: Others): boolean {
-    for (const { state } of this.#others(model, others)) if (state === 'ready') return true;
-    return false;
+  /** Who takes requests for this model, of whatever role: the same object while they are the same ones. */
+  readyOf(model: string): readonly unknown[] {
+    return remembered(this.#found?.ready, model, () => {
+      const ready: unknown[] = [];
+      for (const worker of this.#engines.workers())
+        if (worker?.state === 'ready' && worker.facts?.model === model)
+          ready.push(worker, worker.facts, worker.record.role);
+      const before = this.#ready.get(model);
+      if (before?.length === ready.length && before.every((one, i) => one === ready[i])) return before;
+      this.#ready.set(model, ready);
+      return ready;
+    });
   }
 
-  *#others(model: string, { among, except }: Others): Generator<Worker> {
-    for (const worker of this.#engines.workers()) {
-      if (worker?.facts?.model !== model) continue;
-      const { name } = worker.record;
-      if (!except.has(name) && (among?.has(name) ?? true)) yield worker;
-    }
+  /** Those that may serve it, whoever went last first. */
+  #away(model: string): Worker[] {
+    const away: Worker[] = [];
+    for (const worker of this.#engines.workers())
+      if (worker?.facts?.model === model && worker.awaySinceMs !== undefined && worker.record.role !== 'prefill')
+        away.push(worker);
+    return away.sort((a, b) => b.awaySinceMs! - a.awaySinceMs!);
   }
 
   /** Some model has nobody who is ready, and somebody is expected: its requests will wait. */
@@ -136,11 +162,12 @@ export class Expected {
         clearTimeout(timer);
         signal.removeEventListener('abort', leave);
         this.#waiting.delete(waiting);
+        if (this.#waiting.size === 0) this.#ready.clear();
         this.#onWaiting(this.#waiting.size);
         how();
       };
       const leave = (): void => settle(() => reject(signal.reason as Error));
-      const waiting: Waiting = { isOver, end: () => settle(resolve) };
+      const waiting: Waiting = { place: ++this.#lastPlace, isOver, end: () => settle(resolve) };
       const timer = setTimeout(waiting.end, Math.max(Math.ceil(untilMs - performance.now()), 1));
       signal.addEventListener('abort', leave, { once: true });
       this.#waiting.add(waiting);
@@ -169,7 +196,7 @@ export class Expected {
   #lookOn(): void {
     this.#look = undefined;
     let [asked, ended] = [0, 0];
-    this.#found = { untilMs: new Map(), isServed: new Map() };
+    this.#found = { untilMs: new Map(), isServed: new Map(), away: new Map(), ready: new Map() };
     try {
       for (;;) {
         const next = this.#next();
@@ -186,15 +213,19 @@ export class Expected {
     this.#look ??= setImmediate(() => this.#lookOn());
   }
 
-  /** Of all who wait, in their order; from the first on again after another change. undefined: all were asked. */
+  /** Of all who waited at the change, in their order; from the first on again after another change. undefined: all were asked. */
   #next(): Waiting | undefined {
-    let next = this.#rest?.next();
-    if ((next === undefined || next.done) && this.#isChanged) {
-      this.#isChanged = false;
-      this.#rest = this.#waiting.values();
-      next = this.#rest.next();
-    }
-    if (next !== undefined && !next.done) return next.value;
+    const next = this.#nextAsked();
+    if (next !== undefined || !this.#isChanged) return next;
+    this.#isChanged = false;
+    this.#rest = this.#waiting.values();
+    this.#lastAsked = this.#lastPlace;
+    return this.#nextAsked();
+  }
+
+  #nextAsked(): Waiting | undefined {
+    const next = this.#rest?.next();
+    if (next !== undefined && !next.done && next.value.place <= this.#lastAsked) return next.value;
     this.#rest = undefined;
     return undefined;
   }

@@ -1,7 +1,8 @@
 /** Pods that answer 500: another one may do better, and where none does the last one's words are the answer. */
+import { setImmediate } from 'node:timers/promises';
 import { Pod, type PodRequest } from '@kvtier/registry/testing';
 import { createLogger } from '@kvtier/telemetry';
-import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, expect, it, onTestFinished, vi } from 'vitest';
 import { Harness } from './testing/harness.ts';
 
 const at = new Harness();
@@ -228,6 +229,58 @@ it('nor one that lacks the adapter which is asked for', async () => {
   one.answer = answers(500, '{"error":"one"}');
   const asked = at.post('/v1/completions', { model: 'tuned', prompt: 'a'.repeat(600) });
   expect(await atOnce(asked)).toEqual([500, '{"error":"one"}', true]);
+  await atRest();
+});
+
+/** `one` decodes and answers 500, `two` has this role and is away. */
+async function besideAway(role: 'prefill' | 'decode', ...more: Parameters<typeof at.discovery.say>): Promise<void> {
+  const its = (name: string, pod: Pod) => ({ name, kind: 'openai' as const, address: pod.address });
+  await at.open({ limits: { absentMs: 20_000, retryMs: 20_000 } });
+  await at.workers({ ...its('one', one), role: 'decode' }, { ...its('two', two), role }, ...more);
+  await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, patience);
+  await two.stop();
+  await areSilent('two');
+  one.answer = answers(500, '{"error":"one"}');
+}
+
+it('nor one that only computes prompts for others', async () => {
+  await besideAway('prefill');
+  expect(await atOnce(ask())).toEqual([500, '{"error":"one"}', true]);
+  expect(seen()).toEqual([1, 0]);
+  await atRest();
+});
+
+it('beside one that is ready and not to be chosen, a crowd is tried anew once for each change of who is ready', async () => {
+  const prefill = Object.assign(new Pod(), { model: 'pods' });
+  await prefill.start();
+  onTestFinished(() => prefill.stop());
+  const named = { name: 'prefill', kind: 'openai' as const, address: prefill.address, role: 'prefill' as const };
+  await besideAway('decode', named);
+  two.answer = answers(200, '{"ok":1}');
+  const choose = vi.spyOn(at.dispatcher, 'choose');
+  const count = 100;
+  const asked = Array.from({ length: count }, async () => {
+    const response = await ask();
+    return [response.status, await response.text()];
+  });
+  const areWaiting = async (): Promise<boolean> =>
+    (await at.metricsText()).includes(`\nkvtier_requests_expecting ${count}\n`);
+  await vi.waitUntil(areWaiting, patience);
+  const said = at.fleet.workers().flatMap((worker) => worker?.record ?? []);
+  /** Choices after this change, once those that follow it have been made. */
+  const chosenAfter = async (...records: typeof said): Promise<number> => {
+    choose.mockClear();
+    at.discovery.say(...records);
+    for (let turn = 0; turn < 200; turn++) await setImmediate();
+    return choose.mock.calls.length;
+  };
+  const draining = said.map((record) => ({ ...record, draining: record.name === 'prefill' }));
+  expect(await chosenAfter(...said)).toBe(0);
+  expect(await chosenAfter(...draining)).toBe(count);
+  expect(await chosenAfter(...said)).toBe(count);
+  await two.start();
+  expect(await Promise.all(asked)).toEqual(Array.from({ length: count }, () => [200, '{"ok":1}']));
+  expect([...seen(), prefill.seen.length]).toEqual([count, count, 0]);
   await atRest();
 });
 

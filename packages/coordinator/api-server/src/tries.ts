@@ -135,7 +135,10 @@ export class Tries {
     this.#mayBeRequestOf = true;
   }
 
-  /** Until one that has not been asked is ready. @throws `failure` when none is expected in time; the reason of `signal` */
+  /**
+   * Until others are ready than now, of whom none may have it, though not all were asked. @throws `failure` when none is expected in time;
+   * the reason of `signal`
+   */
   async #awaitAnother(
     { model, among, firstTokenByMs = Number.POSITIVE_INFINITY }: Asked,
     failure: KvError,
@@ -145,8 +148,9 @@ export class Tries {
     const others = { among, except: this.#except };
     const untilMs = Math.min(expected.otherUntilMs(model, others), this.#untilMs, firstTokenByMs);
     if (untilMs <= performance.now()) throw failure;
+    const ready = expected.readyOf(model);
     const isOver = (): boolean =>
-      expected.isServedByOther(model, others) || expected.otherUntilMs(model, others) <= performance.now();
+      expected.readyOf(model) !== ready || expected.otherUntilMs(model, others) <= performance.now();
     await expected.wait(isOver, untilMs, signal);
   }
 

@@ -105,7 +105,7 @@ export function decide(question: Question): Decision {
 
 /**
  * The decode side waits from when it has its room, and until then the time is not won: what others are to send and compute first may wait
- * for theirs. From now on is never too short.
+ * for theirs. From now on is never too short, as of what is known now: prompts that come meanwhile may go ahead of this one.
  */
 const isInTime = ({ deadlineS }: Question, { arrivedS }: Split): boolean => arrivedS <= deadlineS;
 

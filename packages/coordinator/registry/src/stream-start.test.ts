@@ -1,6 +1,6 @@
 /** What a pod's stream begins with, however its bytes are cut, and for how long it is held. */
 import { afterEach, describe, expect, it, vi } from 'vitest';
-import { outcomeOf, type Started, startOf, type Verdict } from './stream-start.ts';
+import { outcomeOf, type Started, StartReader, startOf, type Verdict } from './stream-start.ts';
 
 afterEach(() => void vi.useRealTimers());
 
@@ -8,6 +8,17 @@ const event = (data: object | string): string => `data: ${typeof data === 'strin
 const choice = (part: object): object => ({ choices: [{ index: 0, finish_reason: null, ...part }] });
 const role = event(choice({ delta: { role: 'assistant', content: '', reasoning_content: null, tool_calls: [] } }));
 const token = event(choice({ delta: { content: 'é' } }));
+/** Two pieces of an event, of which the first is overwritten once it has been read. */
+async function* overwritten(first: Buffer, rest: Buffer): AsyncGenerator<Buffer> {
+  yield first;
+  first.write('400', first.indexOf('500'));
+  yield rest;
+}
+const readBy = async (reader: StartReader, ...pieces: [Buffer, Buffer]): Promise<Verdict | undefined> => {
+  let verdict: Verdict | undefined;
+  for await (const piece of overwritten(...pieces)) verdict = reader.push(piece);
+  return verdict;
+};
 /** Which no text can be made of. */
 const noWord = { toString: null };
 const deep = `{"error":{"type":${'['.repeat(10_000)}${']'.repeat(10_000)}}}`;
@@ -24,6 +35,7 @@ const allOf = async ({ rest }: Started): Promise<string> => {
 };
 const failedWith = (json: object, status: number): object => ({ kind: 'failed', status, json: JSON.stringify(json) });
 const goesOn = { kind: 'goes on', isRefused: false, finishReason: undefined };
+const refused = { ...goesOn, isRefused: true };
 
 it.each<[string, string, object]>([
   ['text', event(choice({ text: 'a' })), goesOn],
@@ -301,6 +313,22 @@ it('one that is left while a piece is waited for ends, and nobody is told', asyn
   await vi.advanceTimersByTimeAsync(500);
   await (await begun).rest[Symbol.asyncIterator]().return!();
   expect(spoken.left).toBe(true);
+});
+
+it.each<[string, (first: Buffer, rest: Buffer) => Promise<Verdict | undefined>, object]>([
+  [
+    'pieces that are held are not kept twice',
+    async (...pieces) => (await startOf(overwritten(...pieces))).verdict,
+    refused,
+  ],
+  [
+    'a reader that copies holds none',
+    async (...pieces) => readBy(new StartReader(100), ...pieces),
+    failedWith(error(500), 500),
+  ],
+])('%s', async (_, verdictOf, verdict) => {
+  const bytes = Buffer.from(event(error(500)));
+  expect(await verdictOf(bytes.subarray(0, -3), bytes.subarray(-3))).toEqual(verdict);
 });
 
 it('what breaks before it tells anything breaks here', async () => {

@@ -136,11 +136,14 @@ function after(
   return { [Symbol.asyncIterator]: () => iterator };
 }
 
-/** Finds the events in pieces of a stream. Each byte is looked at once, and of one event that is not whole so many are kept. */
+/**
+ * Finds the events in pieces of a stream. Each byte is looked at once, and no more than `mostHeldBytes` are kept: those of an event that is
+ * not whole, as parts of the pieces, or as copies where whoever pushes lets the pieces go.
+ */
 export class StartReader {
   /** One that says something has come. */
   hasEvent = false;
-  readonly #mostKeptBytes: number;
+  readonly #mostCopiedBytes: number | undefined;
   #bytes = 0;
   /** Of the event that is not whole yet. */
   #open: Buffer[] = [];
@@ -148,8 +151,9 @@ export class StartReader {
   #isLineEmpty = true;
   #wasCr = false;
 
-  constructor(mostKeptBytes = mostHeldBytes) {
-    this.#mostKeptBytes = mostKeptBytes;
+  /** `mostCopiedBytes` of one event; undefined: none are copied. */
+  constructor(mostCopiedBytes?: number) {
+    this.#mostCopiedBytes = mostCopiedBytes;
   }
 
   /** A line that is no comment has begun, and its event is not whole. */
@@ -161,7 +165,7 @@ export class StartReader {
   push(piece: Buffer): Verdict | undefined {
     this.#bytes += piece.length;
     const verdict = this.#read(piece);
-    const isLarge = this.#bytes > mostHeldBytes || this.#openBytes > this.#mostKeptBytes;
+    const isLarge = this.#bytes > mostHeldBytes || this.#openBytes > (this.#mostCopiedBytes ?? mostHeldBytes);
     return verdict ?? (isLarge ? answer : undefined);
   }
 
@@ -190,8 +194,9 @@ export class StartReader {
       }
       this.#isLineEmpty = true;
     }
-    this.#open.push(Buffer.from(piece.subarray(from))); // a copy: what came before it is let go
-    this.#openBytes += piece.length - from;
+    const open = piece.subarray(from);
+    this.#open.push(this.#mostCopiedBytes === undefined ? open : Buffer.from(open));
+    this.#openBytes += open.length;
     return undefined;
   }
 }
