@@ -112,6 +112,34 @@ it('memory is that of what the tier holds, not of what has passed through it', (
   expect(bytes.at(-1)).toBeLessThanOrEqual(most(bytes.slice(0, 40)));
 });
 
+it('one that is left of a hundred thousand takes the memory of a few', () => {
+  const namespace = namespaceNamed('n');
+  const deadlines = new Deadlines(0);
+  const emptyBytes = deadlines.bytes;
+  const count = 100_000;
+  for (let record = 0; record < count; record++) deadlines.set(record, namespace, blockOf(record), week, 0);
+  expect(deadlines.bytes - emptyBytes).toBeLessThan(67 * count);
+  for (let record = 1; record < count; record++) deadlines.delete(record);
+  expect(deadlines.bytes - emptyBytes).toBeLessThan(256 << 10); // it has the first chunk of rows
+  deadlines.checkIntegrity();
+  deadlines.delete(0);
+  expect(deadlines.bytes).toBe(emptyBytes);
+});
+
+it('what is set anew has its new name and second alone', () => {
+  const [n, m] = [namespaceNamed('n'), namespaceNamed('m')];
+  const deadlines = new Deadlines(0);
+  deadlines.set(7, n, nameOf(7), 100, 0);
+  deadlines.set(8, n, nameOf(8), 100, 0);
+  deadlines.set(7, m, 'short' as HashKey, 5_000, 0);
+  expect(deadlines.count).toBe(2);
+  deadlines.checkIntegrity();
+  expect([...deadlines.take(100, 9, 99)]).toEqual([[n, [nameOf(8)]]]);
+  deadlines.checkIntegrity();
+  expect([...deadlines.take(5_000, 9, 99)]).toEqual([[m, ['short']]]);
+  expect(deadlines.nextS).toBe(Number.POSITIVE_INFINITY);
+});
+
 it('a turn of blocks that end takes no longer for all the seconds that are queued', () => {
   const namespace = namespaceNamed('n');
   const deadlines = new Deadlines(0);

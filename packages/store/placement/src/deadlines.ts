@@ -1,16 +1,16 @@
 /**
- * Blocks by the second at which they end: a hierarchical timing wheel (Varghese and Lauck) over rows by the caller's numbers.
+ * Blocks by the second at which they end: a hierarchical timing wheel (Varghese and Lauck), by the numbers of the caller's records.
  *
  *     level 0: seconds │ level 1: 64 s each │ level 2: 4096 s each │ …   a row stands where its second first differs from now
  *     each slot is a ring of rows (row-rings.ts)
  *
- * Invariants: 62 to 67 bytes of memory for each row that is set, whatever has passed through; setting and deleting touch one row and its two
- * neighbours; `take` does at most so many steps as it was told, so that no turn pays for a slot in which a million rows lie. Time never
- * goes back.
+ * Invariants: 62 to 67 bytes of memory for each block, of the most that there were at a time, whatever has passed through; what has gone
+ * gives them back in chunks (row-rings.ts). Setting and deleting touch one row and its two neighbours. `take` does at most so many steps as
+ * it was told, so that no turn pays for a slot in which a million rows lie. Time never goes back.
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
-import { RowRings } from './row-rings.ts';
+import { noRow, RowRings } from './row-rings.ts';
 
 /** The value of a row. */
 const second = 0;
@@ -40,17 +40,24 @@ export class Deadlines {
     return this.#rows.bytes;
   }
 
-  /** The row ends at `endS` (below 2^32), not when it was set to before. It is `nowS`. */
-  set(row: number, namespace: Namespace, hash: HashKey, endS: number, nowS: number): void {
-    this.delete(row);
-    if (this.count === 0) this.#nowS = Math.max(this.#nowS, nowS); // nothing stands anywhere
-    this.#rows.add(this.#ringOf(endS), row, namespace, hash);
-    this.#rows.setValue(row, second, endS);
+  /** The record's block ends at `endS` (below 2^32), not when it was set to before. It is `nowS`. */
+  set(record: number, namespace: Namespace, hash: HashKey, endS: number, nowS: number): void {
+    const rows = this.#rows;
+    if (rows.count === 0) this.#nowS = Math.max(this.#nowS, nowS); // nothing stands anywhere
+    const ring = this.#ringOf(endS);
+    let row = rows.find(record);
+    if (row === noRow) row = rows.add(ring, record, namespace, hash);
+    else {
+      rows.rename(row, namespace, hash);
+      rows.move(ring, row);
+    }
+    rows.setValue(row, second, endS);
   }
 
   /** Nothing happens when it is not set. */
-  delete(row: number): void {
-    this.#rows.delete(row);
+  delete(record: number): void {
+    const row = this.#rows.find(record);
+    if (row !== noRow) this.#rows.drop(row);
   }
 
   clear(): void {
@@ -72,7 +79,7 @@ export class Deadlines {
       const first = rows.firstOf(due);
       if (first >= 0) {
         this.#name(first, ended);
-        this.delete(first);
+        rows.drop(first);
         left--;
         continue;
       }

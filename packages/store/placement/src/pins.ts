@@ -17,12 +17,19 @@ export interface Keeper {
   unlisted(hashes: readonly HashKey[]): void;
 }
 
+interface Pinned {
+  readonly counts: Map<HashKey, number>;
+  /** Of one of its blocks, as of all others. */
+  readonly payloadBytes: number;
+}
+
 export class Pins {
   readonly #arena: ArenaTop;
   readonly #onIdle: (namespace: Namespace, hash: HashKey) => void;
   /** By namespace: to join the two names costs more than all else that a pin does. */
-  readonly #counts = new Map<string, Map<HashKey, number>>();
+  readonly #pinned = new Map<string, Pinned>();
   #blocks = 0;
+  #bytes = 0;
   readonly #leaving = new Set<string>();
   /** By namespace; one that pins nothing is not among them. */
   readonly #keepers = new Map<string, Set<Keeper>>();
@@ -38,38 +45,43 @@ export class Pins {
     return this.#blocks;
   }
 
+  /** The payloads of these. */
+  get bytes(): number {
+    return this.#bytes;
+  }
+
   /** The block is in the arena. */
   pin(namespace: Namespace, hash: HashKey): void {
     invariant(!this.isLeaving(namespace, hash), 'pin of a block that was removed');
     this.#arena.pin(namespace, hash);
-    let counts = this.#counts.get(namespace.key);
-    if (counts === undefined) {
-      counts = new Map();
-      this.#counts.set(namespace.key, counts);
+    let pinned = this.#pinned.get(namespace.key);
+    if (pinned === undefined) {
+      pinned = { counts: new Map(), payloadBytes: this.#arena.get(namespace, hash)!.payloadBytes };
+      this.#pinned.set(namespace.key, pinned);
     }
-    const count = counts.get(hash) ?? 0;
-    if (count === 0) this.#blocks++;
-    counts.set(hash, count + 1);
+    const count = pinned.counts.get(hash) ?? 0;
+    if (count === 0) this.#add(1, pinned);
+    pinned.counts.set(hash, count + 1);
   }
 
   unpin(namespace: Namespace, hash: HashKey): void {
-    const counts = this.#counts.get(namespace.key);
-    const count = counts?.get(hash);
-    invariant(counts !== undefined && count !== undefined, 'unpin of a block that is not pinned');
+    const pinned = this.#pinned.get(namespace.key);
+    const count = pinned?.counts.get(hash);
+    invariant(pinned !== undefined && count !== undefined, 'unpin of a block that is not pinned');
     this.#arena.unpin(namespace, hash);
     if (count > 1) {
-      counts.set(hash, count - 1);
+      pinned.counts.set(hash, count - 1);
       return;
     }
-    counts.delete(hash);
-    if (counts.size === 0) this.#counts.delete(namespace.key);
-    this.#blocks--;
+    pinned.counts.delete(hash);
+    if (pinned.counts.size === 0) this.#pinned.delete(namespace.key);
+    this.#add(-1, pinned);
     if (this.#leaving.size > 0) this.#leaving.delete(namespace.key + hash);
     this.#onIdle(namespace, hash);
   }
 
   isPinned(namespace: Namespace, hash: HashKey): boolean {
-    return this.#counts.get(namespace.key)?.has(hash) ?? false;
+    return this.#pinned.get(namespace.key)?.counts.has(hash) ?? false;
   }
 
   isLeaving(namespace: Namespace, hash: HashKey): boolean {
@@ -104,5 +116,10 @@ export class Pins {
     this.#arena.remove(namespace, hashes, reason);
     if (pinned.length === 0) return;
     for (const keeper of this.#keepers.get(namespace.key) ?? []) keeper.unlisted(pinned);
+  }
+
+  #add(blocks: number, { payloadBytes }: Pinned): void {
+    this.#blocks += blocks;
+    this.#bytes += blocks * payloadBytes;
   }
 }

@@ -5,10 +5,12 @@
  *                                                             values of the caller ]
  *     ring: head ⇄ row ⇄ row ⇄ … ⇄ head
  *
- * Records are scattered: whose blocks these are may have one in each hundred of the index. Rows are numbered anew, and lie dense.
+ * Records are scattered: whose blocks these are may have one in each hundred of the index. Rows are numbered anew, and lie dense. A row is
+ * looked for once: it is its record's until it is dropped, and all else is asked of the row.
  *
- * Invariants: memory for rows that are set and no others (48 bytes each, 4 more a value, and 10 to 15 to find it), in chunks that go when
- * they are empty, so that no call copies what is there; setting, moving and deleting touch one row and its neighbours.
+ * Invariants: 48 bytes for each row, 4 more a value, and 10 to 15 to find it (up to 40 where most have gone). Rows lie in chunks of 4,096
+ * that go when they are empty: rows that come and go take about the memory of the most that were there at a time. Rows are not copied; what
+ * finds them is, a 64th of it in one call (4 ms where there are ten million). Setting, moving and dropping touch one row and its neighbours.
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
@@ -25,7 +27,7 @@ const chunkMask = chunkRows - 1;
 /** 2 to the power of it: so many shards. */
 const shardBits = 6;
 /** Not a row. */
-const none = -1;
+export const noRow = -1;
 /** Rings have negative names among the rows. */
 const headOf = (ring: number): number => -1 - ring;
 
@@ -36,17 +38,18 @@ interface Chunk {
   used: number;
   /** Rows that were set at one time or another: those behind them are free, too. */
   begun: number;
-  /** The row of it that was deleted last, or `none`. */
+  /** The row of it that was dropped last, or `noRow`. */
   free: number;
+  /** Where it is among those with room; -1: it is full. */
+  place: number;
 }
 
 export class RowRings {
   readonly #words: number;
   readonly #slots = new RowSlots(shardBits);
-  readonly #leastSlotBytes = this.#slots.bytes;
   readonly #chunks: (Chunk | undefined)[] = [];
-  /** Of these, where a row may be had. */
-  readonly #roomy = new Set<number>();
+  /** The numbers of these where a row may be had. What was full until just now stands last, and is filled first. */
+  readonly #roomy: number[] = [];
   /** The numbers of those that are not there. */
   readonly #gaps: number[] = [];
   /** The last one that became empty: rows that come and go do not make a chunk each time. */
@@ -77,49 +80,55 @@ export class RowRings {
     return rows + this.#heads.byteLength + this.#slots.bytes;
   }
 
-  has(record: number): boolean {
-    return this.#find(record) !== none;
+  /** The row of a record, or `noRow`. Records have the same mix only where they are the same. */
+  find(record: number): number {
+    const mixed = mix(record);
+    const { slots, length } = this.#slots.shardOf(mixed);
+    for (let slot = this.#slots.homeOf(mixed, length); ; ) {
+      const row = slots[2 * slot]! - 1;
+      if (row === noRow || slots[2 * slot + 1] === mixed) return row;
+      if (++slot === length) slot = 0;
+    }
   }
 
-  /** A record that is not set comes to the end of a ring, with values of 0. */
-  add(ring: number, record: number, namespace: Namespace, hash: HashKey): void {
-    invariant(hash.length <= hashBytes, 'rows of names: a hash of more than 32 bytes');
-    invariant(!this.has(record), 'rows of names: a record is set twice');
+  /** A record that is not set comes to the end of a ring, with values of 0. Its row; `noRow`: it is set, and nothing happens. */
+  add(ring: number, record: number, namespace: Namespace, hash: HashKey): number {
+    if (this.find(record) !== noRow) return noRow;
+    const name = this.#nameOf(namespace, hash);
     if (ring >= this.ringCount) this.#moreRings(ring + 1);
     const row = this.#take();
-    const { rows, bytes } = this.#chunks[row >>> chunkBits]!;
+    const { rows } = this.#chunks[row >>> chunkBits]!;
     const from = (row & chunkMask) * this.#words;
-    rows.fill(0, from, from + this.#words);
-    rows[from + at.name] = (this.#numberOf(namespace) << lengthBits) | hash.length;
+    for (let word = at.values; word < this.#words; word++) rows[from + word] = 0;
     rows[from + at.record] = record;
-    bytes.write(hash, (from + at.hash) * 4, 'latin1');
+    this.#nameIt(row, name, hash);
     this.#slots.add(mix(record), row);
     this.#count++;
     this.#append(ring, row);
+    return row;
   }
 
-  /** Nothing happens when it is not set. */
-  delete(record: number): void {
-    const row = this.#find(record);
-    if (row === none) return;
-    const number = this.#word(row, at.name) >>> lengthBits;
+  /** It has another name from now on. */
+  rename(row: number, namespace: Namespace, hash: HashKey): void {
+    const before = this.#word(row, at.name);
+    this.#nameIt(row, this.#nameOf(namespace, hash), hash);
+    this.#unname(before);
+  }
+
+  /** It is nobody's any more. */
+  drop(row: number): void {
+    this.#unname(this.#word(row, at.name));
     this.#unlink(row);
-    this.#slots.remove(mix(record), row);
+    this.#slots.remove(mix(this.recordOf(row)), row);
     this.#giveBack(row);
-    const space = this.#namespaces[number]!;
-    if (--space.count === 0) {
-      this.#numbers.delete(space.namespace.key);
-      this.#namespaces[number] = undefined;
-      this.#freeNumbers.push(number);
-    }
-    if (--this.#count === 0 && this.#slots.bytes > this.#leastSlotBytes) this.#slots.clear();
+    this.#count--;
   }
 
   /** As a whole, without a step for each row. */
   clear(): void {
     this.#slots.clear();
     this.#chunks.length = 0;
-    this.#roomy.clear();
+    this.#roomy.length = 0;
     this.#gaps.length = 0;
     this.#spare = undefined;
     this.#namespaces.length = 0;
@@ -129,12 +138,15 @@ export class RowRings {
     this.#heads = emptyHeads(this.ringCount);
   }
 
-  namespaceOf(record: number): Namespace {
-    return this.#namespaces[this.#word(this.#rowOf(record), at.name) >>> lengthBits]!.namespace;
+  recordOf(row: number): number {
+    return this.#word(row, at.record);
   }
 
-  hashOf(record: number): HashKey {
-    const row = this.#rowOf(record);
+  namespaceOf(row: number): Namespace {
+    return this.#namespaces[this.#word(row, at.name) >>> lengthBits]!.namespace;
+  }
+
+  hashOf(row: number): HashKey {
     const { rows, bytes } = this.#chunks[row >>> chunkBits]!;
     const from = (row & chunkMask) * this.#words;
     const start = (from + at.hash) * 4;
@@ -142,37 +154,32 @@ export class RowRings {
   }
 
   /** Not negative. */
-  value(record: number, which: number): number {
-    return this.#word(this.#rowOf(record), at.values + which) >>> 0;
+  value(row: number, which: number): number {
+    return this.#word(row, at.values + which) >>> 0;
   }
 
-  setValue(record: number, which: number, value: number): void {
-    this.#setWord(this.#rowOf(record), at.values + which, value);
+  setValue(row: number, which: number, value: number): void {
+    this.#setWord(row, at.values + which, value);
   }
 
   isEmpty(ring: number): boolean {
     return this.#firstRow(ring) < 0;
   }
 
-  /** The first record of a ring that may be it; negative: there is none. */
-  firstOf(ring: number, mayBe: (record: number) => boolean = () => true): number {
-    for (let row = this.#firstRow(ring); row >= 0; row = this.#word(row, at.next)) {
-      const record = this.#word(row, at.record);
-      if (mayBe(record)) return record;
-    }
-    return none;
+  /** The first row of a ring that may be it, or `noRow`. */
+  firstOf(ring: number, mayBe: (row: number) => boolean = () => true): number {
+    for (let row = this.#firstRow(ring); row >= 0; row = this.#word(row, at.next)) if (mayBe(row)) return row;
+    return noRow;
   }
 
   /** To the end of this ring. */
-  move(ring: number, record: number): void {
-    const row = this.#rowOf(record);
+  move(ring: number, row: number): void {
     this.#unlink(row);
     this.#append(ring, row);
   }
 
   /** Before another one, into its ring. */
-  moveBefore(other: number, record: number): void {
-    const [row, next] = [this.#rowOf(record), this.#rowOf(other)];
+  moveBefore(next: number, row: number): void {
     this.#unlink(row);
     this.#gate(this.#previous(next), row);
     this.#gate(row, next);
@@ -187,17 +194,16 @@ export class RowRings {
     this.#gate(from, from);
   }
 
-  /** Throws InvariantError unless every record is in one ring, once. `each`: asked about each of them. */
-  checkIntegrity(each: (ring: number, record: number) => void): void {
+  /** Throws InvariantError unless every row is in one ring, once. `each`: asked about each of them. */
+  checkIntegrity(each: (ring: number, row: number) => void): void {
     let seen = 0;
     for (let ring = 0; ring < this.ringCount; ring++) {
       let before = headOf(ring);
       for (let row = this.#firstRow(ring); row >= 0; row = this.#word(row, at.next)) {
-        const record = this.#word(row, at.record);
-        invariant(this.#find(record) === row, 'rows of names: a record has another row');
+        invariant(this.find(this.recordOf(row)) === row, 'rows of names: a record has another row');
         invariant(this.#previous(row) === before, 'rows of names: a ring is broken');
         invariant(++seen <= this.#count, 'rows of names: a ring has no end');
-        each(ring, record);
+        each(ring, row);
         before = row;
       }
     }
@@ -206,27 +212,14 @@ export class RowRings {
     const listed = this.#slots.checkIntegrity('rows of names', () => {});
     const isWhole = seen === this.#count && used === seen && named === seen && listed === seen;
     invariant(isWhole, 'rows of names: a row is lost');
+    let roomy = 0;
     for (const [number, chunk] of this.#chunks.entries()) {
-      const isRoomy = chunk !== undefined && chunk.used < chunkRows;
-      invariant(this.#roomy.has(number) === isRoomy, 'rows of names: room is lost');
+      if (chunk === undefined) continue;
+      const isRoomy = chunk.used < chunkRows;
+      if (isRoomy) roomy++;
+      invariant(isRoomy ? this.#roomy[chunk.place] === number : chunk.place === -1, 'rows of names: room is lost');
     }
-  }
-
-  /** The row of a record, or `none`. Records have the same mix only where they are the same. */
-  #find(record: number): number {
-    const mixed = mix(record);
-    const { slots, length } = this.#slots.shardOf(mixed);
-    for (let slot = this.#slots.homeOf(mixed, length); ; ) {
-      const row = slots[2 * slot]! - 1;
-      if (row === none || slots[2 * slot + 1] === mixed) return row;
-      if (++slot === length) slot = 0;
-    }
-  }
-
-  #rowOf(record: number): number {
-    const row = this.#find(record);
-    invariant(row !== none, 'rows of names: a record is not set');
-    return row;
+    invariant(roomy === this.#roomy.length, 'rows of names: there is no such room');
   }
 
   #firstRow(ring: number): number {
@@ -262,14 +255,14 @@ export class RowRings {
     this.#chunks[row >>> chunkBits]!.rows[(row & chunkMask) * this.#words + word] = value;
   }
 
-  /** A row that is not set, of the chunk that has had room for longest. */
+  /** A row that is nobody's. */
   #take(): number {
-    const [number = this.#makeChunk()] = this.#roomy;
+    const number = this.#roomy.at(-1) ?? this.#makeChunk();
     const chunk = this.#chunks[number]!;
     let row = chunk.free;
-    if (row === none) row = (number << chunkBits) | chunk.begun++;
+    if (row === noRow) row = (number << chunkBits) | chunk.begun++;
     else chunk.free = this.#word(row, at.next);
-    if (++chunk.used === chunkRows) this.#roomy.delete(number);
+    if (++chunk.used === chunkRows) this.#hasNoRoom(chunk);
     return row;
   }
 
@@ -278,31 +271,68 @@ export class RowRings {
     const chunk = this.#chunks[number]!;
     this.#setWord(row, at.next, chunk.free);
     chunk.free = row;
-    if (chunk.used-- === chunkRows) this.#roomy.add(number);
+    if (chunk.used-- === chunkRows) this.#hasRoom(chunk, number);
     if (chunk.used > 0) return;
     this.#chunks[number] = undefined;
-    this.#roomy.delete(number);
+    this.#hasNoRoom(chunk);
     this.#gaps.push(number);
-    this.#spare = Object.assign(chunk, { begun: 0, free: none });
+    this.#spare = Object.assign(chunk, { begun: 0, free: noRow });
   }
 
   #makeChunk(): number {
     const number = this.#gaps.pop() ?? this.#chunks.length;
-    this.#chunks[number] = this.#spare ?? this.#emptyChunk();
+    const chunk = this.#spare ?? this.#emptyChunk();
+    this.#chunks[number] = chunk;
     this.#spare = undefined;
-    this.#roomy.add(number);
+    this.#hasRoom(chunk, number);
     return number;
+  }
+
+  #hasRoom(chunk: Chunk, number: number): void {
+    chunk.place = this.#roomy.push(number) - 1;
+  }
+
+  /** The last one takes its place. */
+  #hasNoRoom(chunk: Chunk): void {
+    const last = this.#roomy.pop()!;
+    if (chunk.place < this.#roomy.length) {
+      this.#roomy[chunk.place] = last;
+      this.#chunks[last]!.place = chunk.place;
+    }
+    chunk.place = -1;
   }
 
   #emptyChunk(): Chunk {
     const bytes = Buffer.from(new ArrayBuffer(chunkRows * this.#words * 4));
-    return { rows: new Int32Array(bytes.buffer), bytes, used: 0, begun: 0, free: none };
+    return { rows: new Int32Array(bytes.buffer), bytes, used: 0, begun: 0, free: noRow, place: -1 };
   }
 
   #moreRings(least: number): void {
     const heads = emptyHeads(Math.max(least, 2 * this.ringCount));
     heads.set(this.#heads);
     this.#heads = heads;
+  }
+
+  #nameIt(row: number, name: number, hash: HashKey): void {
+    const { bytes } = this.#chunks[row >>> chunkBits]!;
+    this.#setWord(row, at.name, name);
+    bytes.write(hash, ((row & chunkMask) * this.#words + at.hash) * 4, 'latin1');
+  }
+
+  /** The word that says of which namespace a row is. One more is of this one now. */
+  #nameOf(namespace: Namespace, hash: HashKey): number {
+    invariant(hash.length <= hashBytes, 'rows of names: a hash of more than 32 bytes');
+    return (this.#numberOf(namespace) << lengthBits) | hash.length;
+  }
+
+  /** One less is. */
+  #unname(name: number): void {
+    const number = name >>> lengthBits;
+    const space = this.#namespaces[number]!;
+    if (--space.count > 0) return;
+    this.#numbers.delete(space.namespace.key);
+    this.#namespaces[number] = undefined;
+    this.#freeNumbers.push(number);
   }
 
   #numberOf(namespace: Namespace): number {

@@ -42,12 +42,14 @@ export class SessionWrites {
   readonly #state: NamespaceState;
   readonly #traits: SessionTraits;
   readonly #reserved = new Map<number, Reserved>();
+  readonly #arenaBytes: number;
   #connected = true;
 
   constructor(parts: StoreParts, state: NamespaceState, traits: SessionTraits) {
     this.#parts = parts;
     this.#state = state;
     this.#traits = traits;
+    this.#arenaBytes = parts.arena.stats().capacityBytes;
   }
 
   get slotCount(): number {
@@ -157,8 +159,8 @@ export class SessionWrites {
   }
 
   /**
-   * What nobody holds comes first. What others hold has what room is left, and is `held` where there is none: the chain's new end is never
-   * refused for its sake.
+   * What nobody holds comes first. What others hold has what room is left, and is `held` where there is none: the chain's new end is not
+   * refused for its sake, nor what comes behind that with the next calls, as far as half of the room goes (`#leavesHalf`).
    * @param elsewhere gets the indexes of what others hold
    */
   *#take(
@@ -175,28 +177,50 @@ export class SessionWrites {
       let taken = without('refused', refusal);
       if (found === 'elsewhere') elsewhere.add(index);
       if (found !== 'nowhere') taken = without(found === 'busy' ? 'busy' : 'held');
-      else if (refusal === '') taken = this.#slotFor(hash, index === 0 ? parent : hashes[index - 1]!);
+      else if (refusal === '') taken = this.#slotFor(hash, index === 0 ? parent : hashes[index - 1]!, true);
       if (taken.status === 'refused') refusal = taken.reason;
       if (found !== 'elsewhere') this.#count(taken);
       out.push(taken);
       if (isStepEnd(out.length, hashes.length)) yield;
     }
-    let looked = 0;
+    // These are looked at for the second time: with all of them this step may have twice its blocks.
+    if (elsewhere.size > 0 && hashes.length + elsewhere.size > stepping.blocks) yield;
     let hasRoom = refusal === '';
+    const full = new Set<number>();
+    let looked = 0;
     for (const index of elsewhere) {
-      // More of its chain may come with the next call, before any of this is committed.
-      hasRoom &&= this.#connected && 2 * this.#reserved.size < this.#maxReserved;
-      const found = hasRoom ? this.#find(hashes[index]!, kept) : 'here';
-      if (found === 'busy') out[index] = without('busy');
-      else if (found !== 'here') {
-        const taken = this.#slotFor(hashes[index]!, index === 0 ? parent : hashes[index - 1]!);
-        hasRoom = taken.slot !== undefined;
-        if (hasRoom) out[index] = taken;
+      hasRoom &&= this.#connected && this.#leavesHalf();
+      if (hasRoom) {
+        const taken = this.#takeOthers(hashes[index]!, index === 0 ? parent : hashes[index - 1]!, kept, full);
+        if (taken.status !== 'refused') out[index] = taken;
+        hasRoom = taken.reason !== 'no_space' && taken.reason !== 'session_limit';
       }
       this.#count(out[index]!);
       if (isStepEnd(++looked, elsewhere.size)) yield;
     }
     return out;
+  }
+
+  /** @param full gets the tenants whose quota has no room */
+  #takeOthers(hash: HashKey, parent: HashKey | null, kept: Set<HashKey>, full: Set<number>): Reservation {
+    const { tenants } = this.#parts;
+    const found = this.#find(hash, kept);
+    if (found === 'busy' || found === 'here') return without(found === 'busy' ? 'busy' : 'held');
+    const payer = this.#payerOf(hash);
+    if (full.has(payer) || tenants.hasReservedHalf(payer, 0)) return without('held');
+    const taken = this.#slotFor(hash, parent, false);
+    if (taken.reason === 'quota') full.add(payer);
+    return taken;
+  }
+
+  /**
+   * Whether half of what this session may reserve, and of the arena, is free of what is reserved or pinned: more of a chain may come with
+   * the next call, before any of this is committed.
+   */
+  #leavesHalf(): boolean {
+    const { pins, tenants } = this.#parts;
+    const tiedBytes = tenants.reservedBytes(0) + pins.bytes;
+    return 2 * this.#reserved.size < this.#maxReserved && 2 * tiedBytes < this.#arenaBytes;
   }
 
   #find(hash: HashKey, kept: Set<HashKey>): 'here' | 'busy' | 'elsewhere' | 'nowhere' {
@@ -213,16 +237,20 @@ export class SessionWrites {
     return Math.max(1, Math.floor(this.#parts.limits.maxReservedBytes / this.#state.payloadBytes));
   }
 
-  /** For a block that is not here. */
-  #slotFor(hash: HashKey, parent: HashKey | null): Reservation {
-    const { arena, failpoint, tenants, ownerOf } = this.#parts;
+  #payerOf(hash: HashKey): number {
+    return this.#parts.ownerOf(this.#state.namespace, hash) || this.#traits.tenant;
+  }
+
+  /** For a block that is not here. `isRefusal`: the block is refused where its quota has no room, and that is counted. */
+  #slotFor(hash: HashKey, parent: HashKey | null, isRefusal: boolean): Reservation {
+    const { arena, failpoint, tenants } = this.#parts;
     const { namespace, payloadBytes, writing } = this.#state;
-    const payer = ownerOf(namespace, hash) || this.#traits.tenant;
+    const payer = this.#payerOf(hash);
     let slot: number | undefined;
     let refusal = '';
     if (arena.get(namespace, hash) !== undefined) refusal = 'other_size';
     else if (this.#reserved.size >= this.#maxReserved) refusal = 'session_limit';
-    else if (!tenants.reserve(payer, 0, payloadBytes)) refusal = 'quota';
+    else if (!tenants.reserve(payer, 0, payloadBytes, isRefusal)) refusal = 'quota';
     else {
       slot = arena.allocate(namespace, payloadBytes);
       if (slot === undefined) {

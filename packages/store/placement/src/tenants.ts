@@ -13,6 +13,7 @@ import { roomAsks } from '@kvtier/tiers';
 import { Account, TierRows } from './account.ts';
 import type { Counters } from './counters.ts';
 import { maxTenants } from './residency.ts';
+import { noRow } from './row-rings.ts';
 
 /** Whose blocks' sizes are known: far more than have sessions at one time. */
 export const maxNamespaces = 4_096;
@@ -45,6 +46,8 @@ export class Tenants {
   readonly #accounts: (Account | undefined)[][] = [[]];
   /** By bit. */
   readonly #tiers: readonly TierRows[];
+  /** Payload bytes that are reserved or on their way, also of who has no quota. By bit. */
+  readonly #reserved: number[];
   /** Payload bytes of a block, by namespace. */
   readonly #sizes = new Map<string, number>();
   /** Whose block is being published. */
@@ -58,6 +61,7 @@ export class Tenants {
   constructor(options: TenantsOptions) {
     this.#options = options;
     this.#tiers = options.tierNames.map(() => new TierRows());
+    this.#reserved = options.tierNames.map(() => 0);
   }
 
   /** A session of this tenant begins. Returns the tenant's number. KvError BUSY when there are too many tenants. */
@@ -86,30 +90,43 @@ export class Tenants {
     return this.#accounts[tenant]![bit]?.limitBytes ?? Number.POSITIVE_INFINITY;
   }
 
-  /** Room for one more block, out of the tenant's own ones if need be; it counts from now on. False: refused, counted. */
-  reserve(tenant: number, bit: number, bytes: number): boolean {
+  /** What is reserved or on its way, of everybody. */
+  reservedBytes(bit: number): number {
+    return this.#reserved[bit]!;
+  }
+
+  /** Of what this tenant may hold, half or more is reserved or on its way. */
+  hasReservedHalf(tenant: number, bit: number): boolean {
     const account = this.#accounts[tenant]![bit];
-    if (account === undefined) return true;
-    const asks = { left: bit === 0 ? roomAsks : 0 };
-    while (account.bytes + account.reservedBytes + bytes > account.limitBytes) {
-      if (this.#evictColdest(account) || this.#makeRoomIn(account, asks)) continue;
-      this.#options.counters.add(`quota.refused.${this.#options.tierNames[bit]}`);
+    return account !== undefined && 2 * account.reservedBytes >= account.limitBytes;
+  }
+
+  /**
+   * Room for one more block, out of the tenant's own ones if need be; it counts from now on. False: there is none. `isRefusal`: that is
+   * counted.
+   */
+  reserve(tenant: number, bit: number, bytes: number, isRefusal = true): boolean {
+    const account = this.#accounts[tenant]![bit];
+    if (account !== undefined && !this.#makeRoomFor(account, bytes)) {
+      if (isRefusal) this.#options.counters.add(`quota.refused.${this.#options.tierNames[bit]}`);
       return false;
     }
-    account.reservedBytes += bytes;
+    if (account !== undefined) account.reservedBytes += bytes;
+    this.#reserved[bit]! += bytes;
     return true;
   }
 
   /** Nobody pins this block of the arena any more. */
   unpinned(namespace: Namespace, hash: HashKey): void {
     if (this.#asking === undefined || this.#isHelped) return;
-    this.#isHelped = this.#asking.has(this.#options.recordOf(namespace, hash));
+    this.#isHelped = this.#asking.rowOf(this.#options.recordOf(namespace, hash)) !== noRow;
   }
 
   /** What was reserved is there now, or will not come. */
   settle(tenant: number, bit: number, bytes: number): void {
     const account = this.#accounts[tenant]![bit];
     if (account !== undefined) account.reservedBytes -= bytes;
+    this.#reserved[bit]! -= bytes;
   }
 
   /** Blocks that tiers list during `publish`, and that are nobody's yet, are this tenant's. */
@@ -144,7 +161,9 @@ export class Tenants {
 
   /** The record is still that of the block. */
   removed(bit: number, record: number): void {
-    this.#accounts[this.#tiers[bit]!.ownerOf(record)]![bit]?.remove(record);
+    const tier = this.#tiers[bit]!;
+    const row = tier.rows.find(record);
+    if (row !== noRow) this.#accounts[tier.ownerOf(row)]![bit]!.remove(row);
   }
 
   /** As a whole: tenants may have millions of blocks in a disk, which goes in one turn. */
@@ -167,6 +186,13 @@ export class Tenants {
     this.#over.clear();
   }
 
+  #makeRoomFor(account: Account, bytes: number): boolean {
+    const asks = { left: account.bit === 0 ? roomAsks : 0 };
+    while (account.bytes + account.reservedBytes + bytes > account.limitBytes)
+      if (!this.#evictColdest(account) && !this.#makeRoomIn(account, asks)) return false;
+    return true;
+  }
+
   /** False: others have let go of no block of this account, so that there is no need of another look at all of them. */
   #makeRoomIn(account: Account, asks: { left: number }): boolean {
     this.#asking = account;
@@ -181,13 +207,14 @@ export class Tenants {
     const { counters, isPinned, evict, tierNames } = this.#options;
     const { bit } = account;
     const { rows } = this.#tiers[bit]!;
-    const victim = account.coldest((record) => bit !== 0 || !isPinned(rows.namespaceOf(record), rows.hashOf(record)));
+    const victim = account.coldest((row) => bit !== 0 || !isPinned(rows.namespaceOf(row), rows.hashOf(row)));
     if (victim === undefined) return false;
-    const hash = rows.hashOf(victim);
+    const [record, hash] = [rows.recordOf(victim), rows.hashOf(victim)];
     counters.add(`quota.evicted.${tierNames[bit]}`);
     evict(bit, rows.namespaceOf(victim), hash);
     // Unlisted, if the tier has not said so already.
-    if (account.has(victim) && rows.hashOf(victim) === hash) account.remove(victim);
+    const left = account.rowOf(record);
+    if (left !== noRow && rows.hashOf(left) === hash) account.remove(left);
     return true;
   }
 

@@ -39,6 +39,14 @@ it('finds what was added and not removed, and nothing else', () => {
       const listed: number[] = [];
       expect(slots.checkIntegrity('test', (row) => listed.push(row))).toBe(rows.size);
       expect(listed.sort()).toEqual([...rows.values()].sort());
+      // They go one by one, and shards with them: what is left is found all the while.
+      const left = [...rows];
+      while (left.length > 0) {
+        slots.remove(...left.shift()!);
+        for (const [mix, row] of left) expect(find(slots, mix)).toBe(row);
+      }
+      expect(slots.checkIntegrity('test', () => {})).toBe(0);
+      expect(slots.bytes).toBe(new RowSlots(2).bytes);
       slots.clear();
       expect(slots.checkIntegrity('test', () => {})).toBe(0);
     }),
@@ -57,6 +65,32 @@ it('takes 12 bytes a row, more or less, and its shards do not grow together', ()
   expect(slots.bytes / 100_000).toBeGreaterThan(10);
   expect(slots.bytes / 100_000).toBeLessThan(16);
   expect(most).toBeLessThan(0.2);
+});
+
+it('gives memory back as rows go, a shard at a time; one that comes and goes changes nothing', () => {
+  const slots = new RowSlots(4);
+  const emptyBytes = slots.bytes;
+  const mixOf = (row: number): number => Math.imul(row + 1, 0x9e3779b1);
+  const count = 100_000;
+  for (let row = 0; row < count; row++) slots.add(mixOf(row), row);
+  let [resizes, mostAtOnce, mostOfARow] = [0, 0, 0];
+  for (let row = 0; row < count; row++) {
+    const before = slots.bytes;
+    slots.remove(mixOf(row), row);
+    const { bytes } = slots;
+    if (bytes !== before) resizes++;
+    mostAtOnce = Math.max(mostAtOnce, (before - bytes) / before);
+    const left = count - 1 - row;
+    if (left >= 1_000) mostOfARow = Math.max(mostOfARow, bytes / left);
+    slots.add(mixOf(row), row);
+    slots.remove(mixOf(row), row);
+    if (slots.bytes !== bytes) resizes = Number.POSITIVE_INFINITY;
+  }
+  expect(slots.bytes).toBe(emptyBytes);
+  expect(resizes).toBeLessThan(16 * 12);
+  expect(mostAtOnce).toBeLessThan(0.2);
+  expect(mostOfARow).toBeLessThan(41);
+  slots.checkIntegrity('test', () => {});
 });
 
 it('says which table miscounts', () => {

@@ -4,7 +4,8 @@
  *     mix ──▶ shard (top bits) ──▶ slot, linear probing ──▶ row number + 1 (0: free), and the mix beside it, so that no row is looked
  *                                                           at but the right one
  *
- * Invariants: a shard is at most 80 % full and grows alone, by half, so that no turn pays for the whole table; removal shifts back, so
+ * Invariants: a shard is at most 80 % full and grows alone, by half, so that no turn pays for the whole table. One that is larger than it
+ * began is at least 20 % full: below that it shrinks alone, by half, so that rows that went leave no memory behind. Removal shifts back, so
  * there are no tombstones. (Linear probing with backward shift: Knuth 6.4 R; a multiplication in place of a modulus: Lemire's fast range.)
  *
  * Who looks for a row walks the slots itself, from `homeOf` on to the first free one: what a name is like only the table knows.
@@ -16,6 +17,8 @@ export interface Shard {
   slots: Int32Array;
   length: number;
   count: number;
+  /** Its length while it is empty. */
+  readonly first: number;
 }
 
 const firstSlots = 16;
@@ -28,7 +31,9 @@ export class RowSlots {
   constructor(bits: number) {
     this.#bits = bits;
     // Shards fill up alike: they begin with different sizes, so that they do not all grow at the same time.
-    this.#shards = Array.from({ length: 1 << bits }, (_, number) => shardOf(this.#firstOf(number)));
+    this.#shards = Array.from({ length: 1 << bits }, (_, number) =>
+      shardOf(Math.floor(firstSlots * 1.5 ** (number / (1 << bits)))),
+    );
   }
 
   get bytes(): number {
@@ -47,7 +52,7 @@ export class RowSlots {
   /** A row that is not listed. */
   add(mix: number, row: number): void {
     const shard = this.shardOf(mix);
-    if ((shard.count + 1) * 5 > shard.length * 4) this.#grow(shard);
+    if ((shard.count + 1) * 5 > shard.length * 4) this.#resize(shard, shard.length + (shard.length >>> 1));
     this.#place(shard, mix, row + 1);
     shard.count++;
   }
@@ -68,11 +73,13 @@ export class RowSlots {
       hole = next;
     }
     slots[2 * hole] = 0;
-    shard.count--;
+    if (--shard.count * 5 >= length) return;
+    // Then it is 40 % full: one row that comes and goes moves no others.
+    if (length > shard.first) this.#resize(shard, Math.max(shard.first, length >>> 1));
   }
 
   clear(): void {
-    for (const [number, shard] of this.#shards.entries()) Object.assign(shard, shardOf(this.#firstOf(number)));
+    for (const shard of this.#shards) Object.assign(shard, shardOf(shard.first));
   }
 
   /** Each row that is listed; returns how many. Throws InvariantError: a shard lists what is another's, or miscounts. */
@@ -94,10 +101,6 @@ export class RowSlots {
     return listed;
   }
 
-  #firstOf(number: number): number {
-    return Math.floor(firstSlots * 1.5 ** (number / (1 << this.#bits)));
-  }
-
   #place({ slots, length }: Shard, mix: number, entry: number): void {
     let slot = this.homeOf(mix, length);
     while (slots[2 * slot] !== 0) if (++slot === length) slot = 0;
@@ -105,12 +108,12 @@ export class RowSlots {
     slots[2 * slot + 1] = mix;
   }
 
-  #grow(shard: Shard): void {
-    const { slots, length } = shard;
-    shard.length = length + (length >>> 1);
-    shard.slots = new Int32Array(2 * shard.length);
+  #resize(shard: Shard, length: number): void {
+    const { slots } = shard;
+    shard.length = length;
+    shard.slots = new Int32Array(2 * length);
     for (let at = 0; at < slots.length; at += 2) if (slots[at] !== 0) this.#place(shard, slots[at + 1]!, slots[at]!);
   }
 }
 
-const shardOf = (length: number): Shard => ({ slots: new Int32Array(2 * length), length, count: 0 });
+const shardOf = (first: number): Shard => ({ slots: new Int32Array(2 * first), length: first, count: 0, first });
