@@ -16,6 +16,8 @@ it('requests that are special are neither loaded nor stored, and nothing of them
 it('whatever the node does, no request fails and no token differs', () => runs('test_vllm_connector.Faults'));
 it('beside other connectors, for streaming sessions, and where the engine lacks a class', () =>
   runs('test_vllm_beside'));
+it('called as newer versions of vLLM call it: failures by request, tables asked for, blocks waited for', () =>
+  runs('test_vllm_versions'));
 it("vLLM's native offloading over a node: what is told a hit is leased, and every job ends", () =>
   runs('test_vllm_offloading'));
 it('a decode pod waits for a promise and no longer, hints are heeded, slow loads not begun, a long prompt costs its blocks', () =>

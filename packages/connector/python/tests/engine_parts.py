@@ -8,6 +8,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine_versions import Version
+
 ROOT = hashlib.sha256(b"the root of the chains").digest()
 #: A machine that runs other tests beside this one takes its time; the tests of deadlines have their own.
 PATIENT = {
@@ -65,6 +67,10 @@ class Shape:
     media: dict[str, Any] | None = None
     #: Another class than `KvtierConnector`.
     connector: Any = None
+    #: Of vLLM.
+    version: Version = Version()
+    #: New blocks are zeroed before they are written to.
+    zeroes: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
 

@@ -32,6 +32,7 @@ from engine_parts import (  # noqa: E402
     SlidingWindowSpec,
     next_token,
 )
+from engine_versions import Together  # noqa: E402
 from engine_worker import Work, Worker  # noqa: E402
 from kvtier.vllm.bases import KVConnectorRole  # noqa: E402
 from kvtier.vllm.connector import KvtierConnector  # noqa: E402
@@ -49,8 +50,12 @@ class Engine:
         self.external_tokens = 0
         self.local_tokens = 0
         self.most_nones = 0
-        #: Blocks that a load was to fill and did not.
+        #: Blocks that a load was to fill and did not, as workers told them, and requests that they told so.
         self.lost_blocks = 0
+        self.lost_requests: list[str] = []
+        #: Requests whose tables the connector asked for; steps in which somebody waited for blocks.
+        self.asked_tables: list[str] = []
+        self.waited = 0
         self._states: dict[tuple[int, ...], list[bytes]] = {}
         self.hash_tokens = min(group.block_tokens for group in shape.groups)
         self.align = max(group.block_tokens for group in shape.groups)
@@ -61,7 +66,7 @@ class Engine:
         self.done: dict[str, Request] = {}
         self._received: set[str] = set()
         self._failed: set[str] = set()
-        self._through: dict[str, int] = {}
+        self._together = Together(shape.tp * shape.pp)
         self._finished: set[str] = set()
         self._new_blocks: list[int] = []
         self._in_flight: deque[Any] = deque()
@@ -104,6 +109,7 @@ class Engine:
                 multimodal_config=types.SimpleNamespace(**shape.media) if shape.media is not None else None,
             ),
             speculative_config=speculative,
+            use_v2_model_runner=shape.version.second_runner,
         )
 
     def kv_cache_config(self, stage: int) -> Any:
@@ -114,7 +120,9 @@ class Engine:
             kind = {"full": FullAttentionSpec, "mla": MLAAttentionSpec, "window": SlidingWindowSpec, "mamba": MambaSpec}[group.kind]
             spec = kind(block_size=group.block_tokens, page_size_bytes=page, sliding_window=group.window or None)
             groups.append(types.SimpleNamespace(layer_names=self.layer_names(number, stage), kv_cache_spec=spec))
-        return types.SimpleNamespace(num_blocks=self.shape.blocks, kv_cache_groups=groups, kv_cache_tensors=[])
+        return types.SimpleNamespace(
+            num_blocks=self.shape.blocks, kv_cache_groups=groups, kv_cache_tensors=[], needs_kv_cache_zeroing=self.shape.zeroes
+        )
 
     def states(self, tokens: list[int]) -> list[bytes]:
         """Of each position, what its KV depends on."""
@@ -180,13 +188,18 @@ class Engine:
             if count <= 0:
                 continue
             before = [len(table) for table in request.tables]
+            waits = False
             while not self._allocate(request, request.num_computed_tokens + count):
+                waits = self.shape.version.waits and self.connector.has_pending_block_frees()
+                if waits:
+                    break
                 victim = self.running[-1]
                 self._preempt(victim)
                 preempted.append(victim.request_id)
                 if victim is request:
                     break
-            if request.state != "running":
+            self.waited += waits
+            if waits or request.state != "running":
                 break
             grown = [table[n:] for table, n in zip(request.tables, before)]
             cached.append((request, grown if any(grown) else None, request.num_computed_tokens, False))
@@ -241,7 +254,7 @@ class Engine:
             request.state = "running"
             self.running.append(request)
             request.num_computed_tokens = computed
-            if request.epoch:
+            if request.epoch and not self.shape.version.second_runner:
                 cached.append((request, [list(table) for table in request.tables], computed, True))
             else:
                 new.append(types.SimpleNamespace(
@@ -265,6 +278,8 @@ class Engine:
             preempted_req_ids=set(preempted),
             finished_req_ids=self._finished,
             new_blocks=self._new_blocks,
+            new_block_ids_to_zero=list(self._new_blocks) if self.shape.zeroes else None,
+            kv_connector_block_state=self.shape.version.state_of({w.name: tuple(w.tables) for w in work}, self.asked_tables),
             work=work,
         )
         self._finished = set()
@@ -367,25 +382,19 @@ class Engine:
         return types.SimpleNamespace(output=output, told=told, epochs={w.name: self.requests[w.name].epoch for w in output.work})
 
     def _update(self, result: Any) -> None:
-        received: set[str] = set()
-        invalid: set[int] = set()
-        metadata = None
-        for told in result.told:
-            invalid |= told.invalid_block_ids
-            for name in told.finished_recving:
-                self._through[name] = self._through.get(name, 0) + 1
-                if self._through[name] == len(self.workers):
-                    del self._through[name]
-                    received.add(name)
-            if told.kv_connector_worker_meta is not None:
-                metadata = told.kv_connector_worker_meta if metadata is None else metadata.aggregate(told.kv_connector_worker_meta)
-        if invalid:
-            self.lost_blocks += len(invalid)
-            self._take_back(invalid)
+        told = self._together.hear(result.told)
+        self.lost_requests += sorted(told.failed_recving)
+        for name in told.failed_recving:
+            if self.requests[name].state == "loading":
+                self.requests[name].num_computed_tokens = 0
+                self._failed.add(name)
+        if told.invalid_block_ids:
+            self.lost_blocks += len(told.invalid_block_ids)
+            self._take_back(told.invalid_block_ids)
         for item in result.output.work:
             self._token(item, result.epochs[item.name])
-        self.connector.update_connector_output(types.SimpleNamespace(kv_connector_worker_meta=metadata, invalid_block_ids=invalid))
-        for name in received:
+        self.connector.update_connector_output(told)
+        for name in told.finished_recving:
             request = self.requests[name]
             if request.state == "loading":
                 self._received.add(name)
@@ -395,6 +404,8 @@ class Engine:
         self.connector.get_kv_connector_stats()
 
     def _take_back(self, invalid: set[int]) -> None:
+        if len(self.shape.groups) > 1 and not self.shape.version.hybrid_blocks:
+            raise RuntimeError("blocks of several groups failed: this engine ends")
         for request in list(self.waiting):
             if request.state != "loading":
                 continue

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
 
 from engine_memory import LayerMemory, make_layers  # noqa: E402
+from engine_versions import ended  # noqa: E402
 from kvtier.vllm.bases import KVConnectorRole  # noqa: E402
 from kvtier.vllm.connector import KvtierConnector  # noqa: E402
 
@@ -60,27 +61,36 @@ class Worker:
         return f"{self.engine.shape.model} {layer} {absolute}".encode()
 
     def execute(self, output: Any, work: list[Any]) -> Any:
-        connector = self.connector
+        connector, version = self.connector, self.engine.shape.version
+        if version.second_runner and output.new_block_ids_to_zero:
+            self._overwrite(output.new_block_ids_to_zero)
         connector.handle_preemptions(output.kv_connector_metadata)
-        for number in output.new_blocks:
-            for layers in self.groups:
-                for layer in layers.values():
-                    layer.poison(number)
+        self._overwrite(output.new_blocks)
         connector.bind_connector_metadata(output.kv_connector_metadata)
-        connector.start_load_kv(None)
+        if not version.second_runner:
+            connector.start_load_kv(None)
         for item in work:
             self._forward(item)
+        if version.second_runner:
+            connector.start_load_kv(None, request_ids=None)
         if work:
             connector.wait_for_save()
-        _, received = connector.get_finished(output.finished_req_ids)
+        received, failed = ended(version, connector, output.finished_req_ids)
         told = types.SimpleNamespace(
-            finished_recving=received or set(),
+            finished_recving=received,
+            failed_recving=failed,
             invalid_block_ids=connector.get_block_ids_with_load_errors(),
             kv_connector_worker_meta=connector.build_connector_worker_meta(),
             stats=connector.get_kv_connector_stats(),
         )
         connector.clear_connector_metadata()
         return pickle.loads(pickle.dumps(told))
+
+    def _overwrite(self, blocks: list[int]) -> None:
+        for number in blocks:
+            for layers in self.groups:
+                for layer in layers.values():
+                    layer.poison(number)
 
     def _forward(self, item: Any) -> None:
         """Writes KV of the scheduled tokens, then reads what attention reads."""

@@ -465,10 +465,17 @@ class Made(unittest.TestCase):
         self.assertRegex(
             said,
             r"^ImportError: kvtier: vLLM 0\.31\.0 lacks what the plug-in is made of \(cannot import name 'KVConnectorRole' .*\); "
-            r"kvtier knows vLLM 0\.27, 0\.28, 0\.29, 0\.30: install one of them, or start the engine without kvtier$",
+            r"kvtier knows vLLM 0\.27, 0\.28, 0\.29, 0\.30, 0\.31: install one of them, or start the engine without kvtier$",
         )
         said = self.refused(VLLM, "kvtier.vllm.offloading")
         self.assertRegex(said, r"^ImportError: kvtier: vLLM 0\.31\.0 lacks what .* \(No module named 'vllm\..*offloading'\); kvtier knows")
+
+    def test_whether_failures_are_taken_by_request_is_felt_for(self) -> None:
+        results = "import dataclasses\n@dataclasses.dataclass\nclass KVConnectorTransferResults:\n    finished_recving: set\n"
+        for more, takes in (("", False), (results, False), (results + "    failed_recving: set\n", True)):
+            files = {**VLLM, f"{CONNECTORS}/v1/base.py": BASES + ROLES + more}
+            done = self.run_with(files, "import kvtier.vllm.connector as c; print(c.takes_failed_requests())")
+            self.assertEqual((done.stdout.strip(), done.stderr), (str(takes), ""))
 
     def test_an_sglang_that_lacks_its_storage_is_refused_in_one_line(self) -> None:
         said = self.refused({"sglang/__init__.py": '__version__ = "0.6.0"\n'}, "kvtier.sglang.storage")

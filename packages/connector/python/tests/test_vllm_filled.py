@@ -136,6 +136,33 @@ class Follow(unittest.TestCase):
         filled.follow(output, {"r": known}, object())  # type: ignore[arg-type]
         self.assertEqual(taken.blocks, {0: [1], 1: [9], 2: [8], 3: [4]})
 
+    def test_tables_that_the_engine_is_asked_for(self) -> None:
+        """Only where something is offered; what a step that was not followed has added to them is in them."""
+        taken = Taken(random.Random(1))
+        taken.room = lambda: 1000  # type: ignore[method-assign]
+        filled = Filled((Group(0, "full", SIZE, 1, 0, False, ("layer",), (64,), False),), SIZE, taken)  # type: ignore[arg-type]
+        known = Known("r", [bytes([i]) for i in range(6)], True, True, None, tables=[[]], bases=[0], offered=[0], prompt_tokens=6 * SIZE)
+        known.table_of([[1, 2]])
+        asked: list[str] = []
+
+        def step(computed: int, added: Any, told: Any) -> None:
+            cached = types.SimpleNamespace(req_ids=["r"], resumed_req_ids=set(), new_block_ids=[added], num_computed_tokens=[computed])
+            state = types.SimpleNamespace(get_block_ids=lambda name: (asked.append(name), told)[1])
+            output = types.SimpleNamespace(
+                scheduled_new_reqs=[], scheduled_cached_reqs=cached, num_scheduled_tokens={"r": 1}, kv_connector_block_state=state
+            )
+            filled.follow(output, {"r": known}, object())  # type: ignore[arg-type]
+
+        step(2 * SIZE, [[3]], ([1, 2, 3],))
+        self.assertEqual((asked, taken.blocks), (["r"], {0: [1], 1: [2]}))
+        step(2 * SIZE + 1, None, None)
+        self.assertEqual(asked, ["r"])
+        known.lost = True
+        step(4 * SIZE, [[5]], ([1, 2, 3, 9, 5],))
+        self.assertEqual((asked, known.lost, taken.blocks), (["r", "r"], False, {0: [1], 1: [2], 2: [3], 3: [9]}))
+        step(5 * SIZE, [[6]], None)  # it is none of this step's, and what was added up is taken
+        self.assertEqual(taken.blocks, {0: [1], 1: [2], 2: [3], 3: [9], 4: [5]})
+
 
 class Ended(unittest.TestCase):
     """What a request has left at its end, and how much of it another pod may be promised."""

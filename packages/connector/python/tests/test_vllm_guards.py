@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import inspect
+import itertools
 import os
 import threading
 import unittest
@@ -19,6 +20,7 @@ offload_double.install()
 from engine_case import EngineCase, prompts, record_releases  # noqa: E402
 from engine_parts import GroupShape, Shape  # noqa: E402
 from engine_play import Engine  # noqa: E402
+from engine_versions import V0_30  # noqa: E402
 from rig import slow_sessions, until  # noqa: E402
 from kvtier.errors import KvError  # noqa: E402
 from kvtier.retries import Pauses  # noqa: E402
@@ -39,7 +41,7 @@ from kvtier.vllm.worker import WorkerHalf  # noqa: E402
 #: Where it is made: a fault there leaves the engine without a cache.
 AT_THE_START = {"bind_pool", "handshake", "register"}
 #: Called by nobody but tests and other methods that are broken here, or so small that nothing in them can go wrong.
-SMALL = {"failed_blocks", "report", "storing", "loading", "refuse", "fail", "block_bytes", "has_copied"}
+SMALL = {"failed_blocks", "report", "storing", "loading", "refuse", "fail", "block_bytes", "has_copied", "tell"}
 #: What answers where the methods that are broken here have failed.
 INSTEAD = {"give_up", "spoil", "fail_load", "fail_plan", "loads", "hear", "end_all", "_end_all"}
 #: Of vLLM's interface, what does nothing here but give a constant or hand on.
@@ -125,7 +127,7 @@ class Guards(EngineCase):
         cases = [*methods(SchedulerHalf, public), *methods(WorkerHalf, public)]
         self.assertGreater(len(cases), 15)
         for owner, name in cases:
-            if name in ("options", "flush", "gone"):  # other names of the same call, or of the other connector
+            if name in ("options", "flush", "gone", "frees_soon"):  # other names of the same call, of the other connector, of newer engines
                 continue
             with self.subTest(name=f"{owner.__name__}.{name}"):
                 self.assertTrue(self.survives(shape, owner, name), "no call of the engine came to it")
@@ -155,6 +157,24 @@ class Guards(EngineCase):
             for owner, name in of:
                 with self.subTest(name=f"{owner.__name__}.{name}", native=kind is native):
                     self.survives(kind, owner, name, times=10**9)
+
+    def test_newer_engines(self) -> None:
+        """A model of several groups, where only a failed request does not end the engine, at once and for good; blocks that are waited for."""
+        groups = [GroupShape(), GroupShape("window", window=9)]
+        shape = self.own(Shape(groups, blocks=160, prefix_caching=False, version=V0_30))
+        self.serve(self.play(self.shared(), shape), self.texts)
+        native = replace(shape, connector=KvtierOffloadingConnector)
+        loads = ("allocated", "metadata", "start", "finished", "plan_load", "_begin", "_collect", "_end", "_settle", "come")
+        cases = [(shape, of) for of in (SchedulerHalf, WorkerHalf)] + [(native, of) for of in (OffloadHalf, OffloadWorker, WorkerHalf)]
+        for kind, of in cases:
+            for (owner, name), times in itertools.product(methods(of, loads.__contains__), (2, 10**9)):
+                with self.subTest(name=f"{owner.__name__}.{name}", native=kind is native, times=times):
+                    self.survives(kind, owner, name, times=times)
+        self.texts = prompts(6, 40, 8)
+        self.wanted = self.serve(self.alone(), self.texts, outputs=16)
+        small = Shape(blocks=30, step_tokens=48, prefix_caching=False, version=V0_30)
+        for owner, name in ((SchedulerHalf, "frees_soon"), (Stores, "frees_soon")):
+            self.assertTrue(self.survives(self.own(small), owner, name, 16), name)
 
     def test_blocks_that_are_given_away(self) -> None:
         """The worker's waits for stores, over native offloading."""

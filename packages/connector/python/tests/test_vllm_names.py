@@ -297,16 +297,16 @@ class Configuration(unittest.TestCase):
         self.assertEqual(said, ["attached"])
 
     def test_versions(self) -> None:
-        self.assertEqual([versions.find(one) is not None for one in ("0.27.3", "v0.30.0rc1", "0.26.1", "0.31", "dev", None)],
-                         [True, True, False, False, False, True])
-        self.assertIsNotNone(versions.find("0.31.2", ("0.31",)))
-        self.assertIn("0.27, 0.28, 0.29, 0.30", versions.refusal("0.31"))
+        self.assertEqual([versions.find(one) is not None for one in ("0.27.3", "v0.30.0rc1", "0.31.0", "0.26.1", "0.32", "0.33.0", "dev", None)],
+                         [True, True, True, False, False, False, False, True])
+        self.assertIsNotNone(versions.find("0.32.2", ("0.32",)))
+        self.assertIn("0.27, 0.28, 0.29, 0.30, 0.31", versions.refusal("0.32"))
 
     def test_versions_that_were_never_run(self) -> None:
         """Said once, by the scheduler's half; of the version that was run nothing is said."""
         config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace())
-        made = options.parse({"socket": "/s", "accept_versions": ["0.31"]})
-        for version, told in (("0.27.1", 0), ("0.28.0", 1), ("0.30.2", 1), ("0.31.0", 1), (None, 0)):
+        made = options.parse({"socket": "/s", "accept_versions": ["0.32"]})
+        for version, told in (("0.27.1", 0), ("0.28.0", 1), ("0.30.2", 1), ("0.31.0", 1), ("0.32.0", 1), (None, 0)):
             installed = mock.patch.object(halves, "vllm_version", lambda version=version: version)
             with installed, mock.patch.object(halves.log, "warning") as said:
                 for role in (KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER):

@@ -236,6 +236,18 @@ class Groups(unittest.TestCase):
         for one in (ahead, uniform):
             with self.assertRaisesRegex(Unsupported, "looks ahead"):
                 groups_of(config(one), 4, False)
+        # By what newer engines say of it, though it is of a class that is known.
+        replayed = SlidingWindowSpec(block_size=4, page_size_bytes=64, sliding_window=10, prefix_cacheable=False)
+        inside = type(uniform)(block_size=4, kv_cache_specs={"layer": replayed}, prefix_cacheable=True)
+        for one in (replayed, inside):
+            with self.assertRaisesRegex(Unsupported, "group 1: SlidingWindowSpec is of no use as a prefix"):
+                groups_of(config(full, one), 4, False)
+        kept = config(full, SlidingWindowSpec(block_size=4, page_size_bytes=64, sliding_window=10, prefix_cacheable=True))
+        kept.kv_cache_groups[1].enable_kv_transfer = True
+        self.assertEqual(len(groups_of(kept, 4, False)), 2)
+        kept.kv_cache_groups[1].enable_kv_transfer = False
+        with self.assertRaisesRegex(Unsupported, "group 1 is not for connectors"):
+            groups_of(kept, 4, False)
 
 
 class Layouts(unittest.TestCase):

@@ -2,7 +2,7 @@
 
 Looked up when this module is imported, so that the contract test runs on a machine without vLLM. Only offload_bases.py and
 naming.py do so, too: vLLM imports the connector in every process, the API server's too. Invariant: stand-ins never take the
-places of an installed vLLM's own classes: one that lacks any of them is refused.
+places of an installed vLLM's own classes: one that lacks any of them is refused, but for what only newer ones have and ask for.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ __all__ = [
     "KVConnectorPromMetrics",
     "KVConnectorRole",
     "KVConnectorStats",
+    "KVConnectorTransferResults",
     "KVConnectorWorkerMetadata",
     "SupportsHMA",
     "lacking",
+    "takes_failed_requests",
     "vllm_version",
 ]
 
@@ -51,6 +53,10 @@ if HAS_VLLM:
         )
     except ImportError as error:
         raise lacking(error) from error
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+    except ImportError:  # below 0.30
+        KVConnectorTransferResults = None
 else:
 
     class KVConnectorRole(enum.Enum):  # type: ignore[no-redef]
@@ -85,6 +91,22 @@ else:
         def clear_connector_metadata(self) -> None:
             self._connector_metadata = None
 
+        def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+            sent, received = self.get_finished(finished_req_ids)
+            return KVConnectorTransferResults(set(sent or ()), set(received or ()))
+
+        def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+            return None, None
+
+        def has_pending_block_frees(self) -> bool:
+            return False
+
+    @dataclasses.dataclass
+    class KVConnectorTransferResults:  # type: ignore[no-redef]
+        finished_sending: set[str] = dataclasses.field(default_factory=set)
+        finished_recving: set[str] = dataclasses.field(default_factory=set)
+        failed_recving: set[str] = dataclasses.field(default_factory=set)
+
     @dataclasses.dataclass
     class KVConnectorStats:  # type: ignore[no-redef]
         data: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -93,6 +115,11 @@ else:
         def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
             self._labelnames = labelnames
             self.per_engine_labelvalues = per_engine_labelvalues
+
+
+def takes_failed_requests() -> bool:
+    """This vLLM asks for failed loads by request: where a model has several groups, blocks that failed would end it."""
+    return "failed_recving" in getattr(KVConnectorTransferResults, "__dataclass_fields__", ())
 
 
 def vllm_version() -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtier.vllm import naming
 from kvtier.vllm import options as options_module
-from kvtier.vllm.bases import KVConnectorBase_V1, SupportsHMA
+from kvtier.vllm.bases import KVConnectorBase_V1, KVConnectorTransferResults, SupportsHMA, takes_failed_requests
 from kvtier.vllm.guard import Troubles, harmless
 from kvtier.vllm.halves import halves
 from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata
@@ -110,15 +110,35 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def wait_for_save(self) -> None:
         pass
 
+    def _ended(self, names: set[str], by_request: bool = False) -> tuple[set[str], set[str]]:
+        return names, self._worker.tell(names, by_request) if self._worker is not None else set()
+
+    def _end_all(self) -> set[str]:
+        """Where `finished` has failed: it is asked again at the next step. Once it is given up, what nothing copies for has failed."""
+        return self._worker.end_all() if self._worker is not None and self.troubles.stopped else set()
+
     def _not_finished(self, _finished_req_ids: set[str]) -> tuple[None, set[str] | None]:
-        # It is asked again at the next step; failing blocks of several groups would end some versions of vLLM.
-        return None, (self._worker.end_all() or None) if self._worker is not None and self.troubles.stopped else None
+        return None, self._ended(self._end_all())[0] or None
 
     @harmless(lambda: (None, None), _not_finished)
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._worker is None:
             return None, None
-        return None, self._worker.finished() or None
+        return None, self._ended(self._worker.finished())[0] or None
+
+    def _results(self, names: set[str]) -> Any:
+        names, failed = self._ended(names, by_request=True)
+        return KVConnectorTransferResults(finished_recving=names, failed_recving=failed)
+
+    def _no_results(self, _finished_req_ids: set[str]) -> Any:
+        return self._results(self._end_all())
+
+    @harmless(lambda: KVConnectorTransferResults(), _no_results)
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """Instead of `get_finished`, by engines that take failures by request."""
+        if not takes_failed_requests():
+            return super().get_transfer_results(finished_req_ids)
+        return self._results(self._worker.finished() if self._worker is not None else set())
 
     @harmless(set)
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -194,6 +214,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @harmless(lambda: False)
     def has_pending_push_work(self) -> bool:
         return self._scheduler.wants_steps if self._scheduler is not None else False
+
+    @harmless(lambda: False)
+    def has_pending_block_frees(self) -> bool:
+        """Before it preempts a request, the engine waits for these."""
+        return self._scheduler.frees_soon if self._scheduler is not None else False
 
     def take_events(self) -> tuple[()]:
         return ()

@@ -15,7 +15,7 @@ from kvtier.vllm.groups import Group, align_tokens
 from kvtier.vllm.known import Known
 from kvtier.vllm.node import Attached
 from kvtier.vllm.storing import Piece, Stores
-from kvtier.vllm.versions import block_state
+from kvtier.vllm.versions import told_table
 
 #: Of an answer that goes on, so many blocks together.
 ANSWER_BLOCKS = 4
@@ -30,7 +30,6 @@ class Filled:
 
     def follow(self, output: Any, requests: Mapping[str, Known], attached: Attached | None) -> None:
         """Tables and computed tokens of what is scheduled; what earlier steps filled is offered."""
-        said = block_state(output)
         scheduled = output.num_scheduled_tokens
         for new in output.scheduled_new_reqs:
             known = requests.get(new.req_id)
@@ -52,11 +51,12 @@ class Filled:
             elif added is not None and not known.lost:
                 for table, ids in zip(known.tables, added):
                     table.extend(ids)
-            if said is not None and name in said:
-                known.table_of(said[name])
             computed, ahead = int(cached.num_computed_tokens[i]), int(scheduled.get(name, 0))
             known.followed = computed + ahead
             if known.followed >= known.next_tokens:
+                told = told_table(output, name)
+                if told is not None:
+                    known.table_of(told)
                 self.offer(known, computed, attached, ahead, goes_on=True)
 
     def ended(self, known: Known, computed_tokens: int, attached: Attached) -> None:

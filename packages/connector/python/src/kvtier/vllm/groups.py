@@ -102,12 +102,22 @@ def _rank_heads(spec: Any) -> int:
     return said if isinstance(said, int) else 0
 
 
+def _check_said(index: int, group: Any, specs: Sequence[Any]) -> None:
+    """What newer engines say themselves, whatever class their specs are of."""
+    if getattr(group, "enable_kv_transfer", True) is False:
+        raise Unsupported(f"group {index} is not for connectors, by the engine's word")
+    for spec in specs:
+        if getattr(spec, "prefix_cacheable", True) is False:
+            raise Unsupported(f"group {index}: {type(spec).__name__} is of no use as a prefix, by the engine's word")
+
+
 def groups_of(kv_cache_config: Any, hash_block_tokens: int, use_eagle: bool) -> tuple[Group, ...]:
     """@raises Unsupported where one of them is of a kind that is not known: then none is used."""
     out = []
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
         spec, layers = group.kv_cache_spec, tuple(group.layer_names)
         specs = _layer_specs(spec, layers)
+        _check_said(index, group, (spec, *specs))
         kinds = {_kind(one) for one in specs}
         if len(kinds) != 1:
             raise Unsupported(f"group {index} mixes kinds of attention")

@@ -11,6 +11,7 @@ every plan that vLLM was promised ends, whatever went wrong.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,8 @@ from kvtier.vllm.offload_messages import Numbered
 from kvtier.vllm.options import Options
 from kvtier.vllm.scheduler import SchedulerHalf
 from kvtier.vllm.storing import MAX_OFFER_BLOCKS, Piece, Stores
+
+log = logging.getLogger("kvtier.vllm")
 
 
 class _Places:
@@ -62,6 +65,12 @@ class OffloadHalf(SchedulerHalf):
         self._stores = Stores(_Places(int(kv_cache_config.num_blocks)), self.counters)  # type: ignore[arg-type]
         #: Of a request whose stage is ready: its keys, and which block of its group each of them is.
         self._leased: dict[str, dict[OffloadKey, int]] = {}
+        #: The runner writes to blocks that were given away before the workers' half hears of it: it zeroes them, or copies others over
+        #: them. What a store took of them then would be whole by its checksum, under a name that is not its own.
+        self._overwrites = False
+        self._early_writes = bool(getattr(vllm_config, "use_v2_model_runner", True))
+        if not self.refusal and self._early_writes and getattr(kv_cache_config, "needs_kv_cache_zeroing", False):
+            self._stop_storing()
 
     def _claimed(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
         """vLLM wants the block that a window's first token lies in, also where the next token does not look at it any more."""
@@ -149,13 +158,27 @@ class OffloadHalf(SchedulerHalf):
     # ---- stores -------------------------------------------------------------------------------------------------------
 
     def _follow(self, output: Any) -> None:
-        """vLLM says itself what is to be stored."""
+        """vLLM says itself what is to be stored; and which blocks of this step are written to before stores of them are waited for."""
+        written = getattr(output, "new_block_ids_to_zero", None) or getattr(output, "kv_cache_block_copies", None)
+        if written and self._early_writes:
+            self._stop_storing()
+
+    def _stop_storing(self) -> None:
+        if self._overwrites:
+            return
+        self._overwrites = True
+        if self._stores is not None:
+            self._stores.spoil()
+        log.warning(
+            "kvtier: this engine zeroes new blocks, or copies over them, before it waits for their stores: nothing is stored over vLLM's "
+            "native offloading, and what others stored is loaded; use KvtierConnector, which stores here, or VLLM_USE_V2_MODEL_RUNNER=0"
+        )
 
     def plan_store(self, name: str, keys: Sequence[OffloadKey]) -> tuple[int, list[OffloadKey]] | None:
         """What of it is offered, in vLLM's order, and the offer's number. None: not now, but at the next step."""
         known = self._requests.get(name)
         attached = self._node.attached() if self._node is not None and not self._troubles.stopped else None
-        if known is None or attached is None or self._stores is None or not known.stores:
+        if known is None or attached is None or self._stores is None or not known.stores or self._overwrites:
             return 0, []
         taken: list[OffloadKey] = []
         pieces: list[Piece] = []

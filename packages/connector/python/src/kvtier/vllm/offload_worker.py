@@ -1,12 +1,14 @@
 """The worker's half under vLLM's native offloading: vLLM's jobs wait for the plans of the same numbers, and end with their copies.
 
 Invariant: every job that vLLM submits is reported, and as a success: it has no word for another end, and would end the engine. What
-was not loaded is among the failed blocks of the same step; what was not stored is not committed.
+was not loaded is among the failed blocks, or the failed requests, of the same step; what was not stored is not committed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,16 +43,43 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
         #: Names of loads that the half is through with, until their jobs have ended.
         self._through: set[str] = set()
         self._done: list[TransferResult] = []
+        #: Of loads that are done, the names that the half knows them by.
+        self._names: dict[int, str] = {}
+        #: Whose load a job is, until it has ended.
+        self._requests: dict[int, str] = {}
+        #: While the engine is told what has ended: it takes failures by request, and these are they.
+        self._failed: set[str] | None = None
 
     def _not_begun(self, job_id: int, source: Any, target: Any) -> bool:
         """Nothing is copied for it: it ends, a load with its blocks failed."""
         loading = isinstance(source, Numbered)
         self._loads.pop(job_id, None)
         self._stores.pop(job_id, None)
-        if loading and self._half is not None:
-            self._half.fail([int(block) for block in target.block_ids])
+        if loading:
+            self._fail(job_id, 0, [int(block) for block in target.block_ids])
         self._done.append(TransferResult(job_id, True, 0, 0.0))
         return True
+
+    def _fail(self, job_id: int, number: int, blocks: list[int]) -> None:
+        """`number`: of its plan, or 0."""
+        name = self._names[job_id] = str(number) if number else f"job {job_id}"
+        if self._half is not None:
+            self._half.fail(name, blocks)
+
+    def come(self, jobs: Mapping[int, Any]) -> None:
+        """Loads of a step, before they are submitted: of which requests they are."""
+        for job_id, job in jobs.items():
+            self._requests[job_id] = job.req_id
+
+    @contextlib.contextmanager
+    def by_request(self) -> Iterator[set[str]]:
+        """The engine asks for what has ended: the requests whose loads have failed. Of their blocks it hears nothing then."""
+        failed: set[str] = set()
+        self._failed = failed
+        try:
+            yield failed
+        finally:
+            self._failed = None
 
     @harmless(lambda: True, _not_begun)
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
@@ -118,6 +147,14 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
     def get_finished(self) -> list[TransferResult]:
         self._collect_all()
         done, self._done = self._done, []
+        for result in done:
+            name, request = self._names.pop(result.job_id, None), self._requests.pop(result.job_id, None)
+            if name is None or self._half is None:
+                continue
+            if self._failed is None or request is None:
+                self._half.tell((name,), by_request=False)
+            elif self._half.tell((name,), by_request=True):
+                self._failed.add(request)
         return done
 
     def _end_all(self) -> None:
@@ -131,7 +168,7 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
                 if half.loading(job.number) if jobs is self._loads else half.storing(job.number):
                     continue
                 if jobs is self._loads:
-                    half.fail(job.blocks)
+                    self._fail(job_id, job.number, job.blocks)
                 del jobs[job_id]
                 self._done.append(TransferResult(job_id, True, 0, time.monotonic() - job.began))
 
@@ -146,8 +183,9 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
         for job_id, job in list(self._loads.items()):
             name = str(job.number)
             if name in self._through or not job.planned:
-                if not job.planned and half is not None:
-                    half.fail(job.blocks)  # a load without a plan ends, and its blocks are computed
+                self._names[job_id] = name
+                if not job.planned:
+                    self._fail(job_id, job.number, job.blocks)  # a load without a plan ends, and its blocks are computed
                 self._end(self._loads, job_id)
                 self._through.discard(name)
         if not self._loads:

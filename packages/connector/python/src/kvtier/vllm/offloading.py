@@ -11,10 +11,12 @@ not be loaded (the native worker ends the engine instead), and an end to every w
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from kvtier.vllm import naming
 from kvtier.vllm import options as options_module
+from kvtier.vllm.bases import takes_failed_requests
 from kvtier.vllm.guard import Troubles, harmless
 from kvtier.vllm.halves import halves
 from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata
@@ -129,8 +131,13 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         super().handle_preemptions(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._come()
         super().start_load_kv(forward_context, **kwargs)
         self._start_planned()
+
+    @harmless(lambda: None)
+    def _come(self) -> None:
+        self.worker.come(self._connector_metadata.load_jobs)
 
     def _not_started(self) -> None:
         self.worker.give_up(self._connector_metadata)
@@ -139,6 +146,14 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
     def _start_planned(self) -> None:
         if isinstance(self._connector_metadata, OffloadMetadata):
             self.worker.start(self._connector_metadata)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """What asks `get_finished`, in engines that take failures by request."""
+        if not takes_failed_requests():
+            return super().get_transfer_results(finished_req_ids)
+        with self.worker.by_request() as failed:
+            results = super().get_transfer_results(finished_req_ids)
+        return replace(results, failed_recving=results.failed_recving | failed)
 
     @harmless(set)
     def get_block_ids_with_load_errors(self) -> set[int]:

@@ -177,8 +177,10 @@ class SchedulerHalf:
         return planned
 
     def loads(self) -> KvtierMetadata:
-        """Where a step's plan went wrong: the loads that requests wait for."""
+        """Where a step's plan went wrong: the loads that requests wait for. Where no other comes, nothing that was offered is copied."""
         self._lose_tables()
+        if self._troubles.stopped and self._stores is not None:
+            self._stores.drop_unplanned()
         arenas = list(self._node.places) if self._node is not None else []
         return KvtierMetadata(arenas, self._claims.take_plans() if self._claims is not None else [])
 
@@ -290,6 +292,11 @@ class SchedulerHalf:
             return True
         planned = self._claims is not None and bool(self._claims.planned)
         return planned or (self._node is not None and (self._handshakes.wants_steps or self._node.wants_steps()))
+
+    @property
+    def frees_soon(self) -> bool:
+        """Blocks that stores hold become free by themselves: who has none left need preempt nobody for them."""
+        return self._stores is not None and self._stores.frees_soon()
 
     def reset(self) -> bool:
         """Other weights from now on, for all that is known: nothing that is stored is this model's any more, nor what is computed half with

@@ -30,6 +30,8 @@ RESERVE_DEADLINE_S = 1.0
 MAX_OFFERS = 512
 #: Blocks in one piece: a reserve of so many is answered at once.
 MAX_OFFER_BLOCKS = 1024
+#: So long after an offer was made the engine may wait for its blocks: a copy takes less, and a request that is preempted begins anew.
+FREES_SOON_S = 0.25
 
 
 @dataclass
@@ -58,7 +60,7 @@ class _Offer:
     blocks: list[Any]
     parts: list[_Reserved]
     arena: int
-    deadline: float
+    made_at: float
     planned: bool = False
     #: What it holds may be computed from what was never there: it is not committed.
     spoilt: bool = False
@@ -85,6 +87,10 @@ class Holder:
     def fresh(self, block: int) -> bool:
         """To hold it takes room."""
         return block not in self._holds
+
+    def alone(self, block: Any) -> bool:
+        """It is free as soon as it is let go."""
+        return bool(block.ref_cnt == self._holds[block.block_id])
 
     def hold(self, ids: Sequence[int]) -> list[Any]:
         blocks = [self._pool.blocks[i] for i in ids]
@@ -119,6 +125,15 @@ class Stores:
     def pending(self) -> bool:
         return bool(self._offers)
 
+    def frees_soon(self) -> bool:
+        """Blocks that nobody else has are let go by themselves, and soon: not those that a silent node was asked about."""
+        since = time.monotonic() - FREES_SOON_S
+        for offer in self._offers.values():
+            awaited = offer.planned or all(part.reservation.attachment.usable for part in offer.parts)
+            if awaited and offer.made_at > since and any(map(self.holder.alone, offer.blocks)):
+                return True
+        return False
+
     def room(self, most: int = MAX_OFFER_BLOCKS) -> int:
         """Blocks that may be offered now, besides those that are held already; -1: none at all."""
         return min(self.holder.room, most) if len(self._offers) < MAX_OFFERS else -1
@@ -145,7 +160,7 @@ class Stores:
         parts: list[_Reserved] = []
         number, self._next = self._next, self._next + 1
         # From here on it is known, so that it is let go whatever happens.
-        offer = _Offer(number, held, parts, attached.arena.ref.id, time.monotonic() + RESERVE_DEADLINE_S + 0.5)
+        offer = _Offer(number, held, parts, attached.arena.ref.id, time.monotonic())
         self._offers[number] = offer
         for piece in pieces:
             end = piece.first + len(piece.ids)
@@ -170,7 +185,7 @@ class Stores:
         now = time.monotonic()
         for offer in list(self._offers.values()):
             if offer.planned or not all(part.reservation.done for part in offer.parts):
-                if not offer.planned and now > offer.deadline:
+                if not offer.planned and now > offer.made_at + RESERVE_DEADLINE_S + 0.5:
                     self._drop(offer)
                 continue
             # By share: workers tell of a plan's share once, whatever pieces it is of.

@@ -23,10 +23,11 @@ class Version:
 
 #: The newest last. docs/vllm.md has the same rows.
 KNOWN: tuple[Version, ...] = (
-    Version("0.27", "main of 20 August 2026, run on a CPU", "one tensor a layer; hybrid failures end the engine", True),
+    Version("0.27", "main of 14 August 2026, run on a CPU", "one tensor a layer; hybrid failures end the engine", True),
     Version("0.28", "threads and documentation", "as 0.27"),
-    Version("0.29", "threads and documentation", "one allocation with as_strided views; hybrid failures are recomputed"),
-    Version("0.30", "threads and documentation", "as 0.29"),
+    Version("0.29", "threads and documentation", "one allocation with as_strided views; hybrid failures are recomputed; tables are told"),
+    Version("0.30", "threads and single files", "failures by request; tables are asked for"),
+    Version("0.31", "threads and single files", "as 0.30; salted and media prompts have other names"),
 )
 
 _MINOR = re.compile(r"^v?(\d+)\.(\d+)")
@@ -68,7 +69,16 @@ def caution(version: str | None, row: Version) -> str:
     )
 
 
-def block_state(scheduler_output: Any) -> Any | None:
-    """Tables of this step by request, where the engine says them (0.29 and later)."""
+def told_table(scheduler_output: Any, name: str) -> Any | None:
+    """A request's blocks as the engine has them in this step; None where it does not say: below 0.29, and of who is not scheduled.
+
+    From 0.30 on a table is put together when it is asked for: who needs none should not ask.
+    """
     state = getattr(scheduler_output, "kv_connector_block_state", None)
-    return getattr(state, "block_ids", None) if state is not None else None
+    if state is None:
+        return None
+    ask = getattr(state, "get_block_ids", None)
+    if ask is not None:
+        return ask(name)
+    tables = getattr(state, "block_ids", None)
+    return tables.get(name) if tables is not None else None

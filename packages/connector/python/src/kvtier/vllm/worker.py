@@ -3,17 +3,18 @@
      metadata ──► start_load_kv ──► jobs of libkvtier (threads of their own)
                                         │ polled in get_finished
                                         ▼
-     finished_recving, failed blocks, checksums of stores ──► worker metadata ──► scheduler's half
+     finished_recving, failed loads, checksums of stores ──► worker metadata ──► scheduler's half
 
-Invariants: a load that was planned is reported by this rank exactly once, whatever became of it; its failed blocks are reported in
-the same pass. Only a step that computes nothing waits, for what it has begun to load, and no longer than it is told.
+Invariants: a load that was planned is reported by this rank exactly once, whatever became of it; that it failed is told in the same
+pass, the engine by its blocks or by its request and not by both. Only a step that computes nothing waits, for what it has begun to
+load, and no longer than it is told.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +66,12 @@ class WorkerHalf:
         self._arenas = Arenas(self._live, options.arena_dir or None)
         self._loads: dict[int, _Load] = {}
         self._stores = StoreJobs(self.rank, self._begin_store, lambda part: self._layouts[part.group].payload_bytes, troubles)
+        #: Of loads that have ended, the blocks that were not filled, until it is told that they have.
+        self._unfilled: dict[str, set[int]] = {}
+        #: What the engine is to be told of them.
         self._failed_blocks: set[int] = set()
+        #: The engine takes failures of models with so many groups by request: see `tell`.
+        self._several_groups = len(getattr(kv_cache_config, "kv_cache_groups", ())) > 1
         #: Requests whose loads have ended, until that is told.
         self._through: set[str] = set()
         #: How long this step may stand for loads.
@@ -163,7 +169,7 @@ class WorkerHalf:
         return self._copies
 
     def finished(self) -> set[str]:
-        """Requests whose load this rank is through with."""
+        """Requests whose load this rank is through with; what became of them is to be told (`tell`)."""
         self._adopt()
         if self._loads and self._idle_s > 0:
             self._stand()
@@ -205,12 +211,11 @@ class WorkerHalf:
                     load.bad[part.share] = bad
                 if copied + len(bad) < job.count:
                     load.fail([block for block, flag in zip(unpacked(part.blocks), good) if flag == MISSED])
-        self._failed_blocks.update(load.plan.failed)
-        self._failed_blocks.update(load.missed)
+        self.fail(load.plan.request_id, [*load.plan.failed, *load.missed])
         by_share = {part.share: part for part in load.plan.parts}
         for share, indexes in load.bad.items():
             blocks = unpacked(by_share[share].blocks)
-            self._failed_blocks.update(blocks[i] for i in indexes)
+            self.fail(load.plan.request_id, [blocks[i] for i in indexes])
         self._report.loaded.setdefault(load.plan.number, set()).add(self.rank)
         if load.bad:
             self._report.bad[load.plan.number] = load.bad
@@ -234,11 +239,34 @@ class WorkerHalf:
         return number in self._loads
 
     def _fail_all(self, load: _Load) -> None:
-        self._failed_blocks.update(load.plan.failed)
+        self.fail(load.plan.request_id, load.plan.failed)
         for part in load.plan.parts:
-            self._failed_blocks.update(unpacked(part.blocks))
+            self.fail(load.plan.request_id, unpacked(part.blocks))
         self._report.loaded.setdefault(load.plan.number, set()).add(self.rank)
         self._report.missed.add(load.plan.number)
+
+    def fail(self, name: str, blocks: Sequence[int]) -> None:
+        """Of the load of this name, these were not filled."""
+        if blocks:
+            self._unfilled.setdefault(name, set()).update(blocks)
+
+    def tell(self, names: Iterable[str], by_request: bool) -> set[str]:
+        """The engine is told that these loads have ended: which of them are to be said to have failed. `by_request`: it takes that, and of
+        several groups nothing else; there its requests are computed from their beginning. Else it is told their blocks.
+
+        Of one group by blocks always: what is in front of the first one that failed is kept.
+        """
+        failed = set()
+        for name in names:
+            blocks = self._unfilled.pop(name, None)
+            if blocks is None:
+                continue
+            if by_request and self._several_groups:
+                failed.add(name)
+                self._report.failed |= blocks
+            else:
+                self._failed_blocks |= blocks
+        return failed
 
     def failed_blocks(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()
@@ -271,9 +299,6 @@ class WorkerHalf:
 
     def refuse(self, plan: StorePlan) -> None:
         self._stores.refuse(plan)
-
-    def fail(self, blocks: list[int]) -> None:
-        self._failed_blocks.update(blocks)
 
     def flush(self, number: int, until: float) -> None:
         self._stores.flush(number, until)
