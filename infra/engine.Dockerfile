@@ -7,5 +7,5 @@ ARG VLLM=v0.27.0
 FROM vllm/vllm-openai:${VLLM}
 COPY kvtier-*.whl /tmp/
 RUN pip install --no-deps /tmp/kvtier-*.whl && rm /tmp/kvtier-*.whl
-# Required below vLLM 0.29: without it each process names blocks by lot, so that no other one finds them. The same number in all engines.
+# Required below vLLM 0.29 and with xxhash: without it each process names blocks by lot, so that no other one finds them. The same number in all engines.
 ENV PYTHONHASHSEED=0
