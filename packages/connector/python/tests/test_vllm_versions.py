@@ -386,6 +386,24 @@ class Frees(EngineCase):
             self.assertFalse(stores.frees_soon())
             self.assertTrue(stores.pending)
 
+            def offer_lone() -> None:
+                lone = pool.take(1) or []
+                stores.offer(attached, [bytes(32)], [storing.Piece(group, 0, lone)], None)  # type: ignore[arg-type]
+                pool.free_blocks([pool.blocks[lone[0]]])
+
+            # What is offered meanwhile does not prolong it: who waits is preempted in the end.
+            attachment.usable = True
+            now += 1
+            answers = []
+            for _ in range(6):
+                offer_lone()
+                answers.append(stores.frees_soon())
+                now += 0.1
+            self.assertEqual(answers, [True] * 3 + [False] * 3)
+            now += storing.FREES_SOON_S  # nobody asked: the next wait is another one
+            offer_lone()
+            self.assertTrue(stores.frees_soon())
+
     def test_a_copy_that_does_not_end_is_not_waited_for(self) -> None:
         ends, grows = prompts(2, 40, 0)
         engine = self.play(self.shared(), self.own(Shape(blocks=31, version=V0_30, prefix_caching=False)))

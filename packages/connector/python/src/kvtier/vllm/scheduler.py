@@ -178,9 +178,12 @@ class SchedulerHalf:
 
     def loads(self) -> KvtierMetadata:
         """Where a step's plan went wrong: the loads that requests wait for. Where no other comes, nothing that was offered is copied."""
-        self._lose_tables()
-        if self._troubles.stopped and self._stores is not None:
-            self._stores.drop_unplanned()
+        try:
+            self._lose_tables()
+            if self._troubles.stopped and self._stores is not None:
+                self._stores.drop_unplanned()
+        except Exception as error:
+            self._troubles.note("build_connector_meta", error)
         arenas = list(self._node.places) if self._node is not None else []
         return KvtierMetadata(arenas, self._claims.take_plans() if self._claims is not None else [])
 

@@ -30,7 +30,8 @@ RESERVE_DEADLINE_S = 1.0
 MAX_OFFERS = 512
 #: Blocks in one piece: a reserve of so many is answered at once.
 MAX_OFFER_BLOCKS = 1024
-#: So long after an offer was made the engine may wait for its blocks: a copy takes less, and a request that is preempted begins anew.
+#: So long after an offer was made the engine may wait for its blocks, and so long in a row for those of any: a copy takes less, and a
+#: request that is preempted begins anew.
 FREES_SOON_S = 0.25
 
 
@@ -118,6 +119,8 @@ class Stores:
         self._counters = counters
         self._offers: dict[int, _Offer] = {}
         self._next = 1
+        #: The engine waits for blocks: since then, and when it last asked whether to.
+        self._waits_since = self._asked_at = float("-inf")
         #: Offers that ended without a plan, for who takes note of that.
         self.unplanned: deque[int] = deque(maxlen=2 * MAX_OFFERS)
 
@@ -126,11 +129,20 @@ class Stores:
         return bool(self._offers)
 
     def frees_soon(self) -> bool:
-        """Blocks that nobody else has are let go by themselves, and soon: not those that a silent node was asked about."""
-        since = time.monotonic() - FREES_SOON_S
+        """Blocks that nobody else has are let go by themselves, and soon: not those that a silent node was asked about.
+
+        While the engine waits, those behind who lacks blocks get nothing, and who comes may take what was let go: offers that follow each
+        other do not prolong the wait, and it begins anew only when nobody has asked for as long.
+        """
+        now = time.monotonic()
+        if now - self._asked_at >= FREES_SOON_S:
+            self._waits_since = now
+        self._asked_at = now
+        if now - self._waits_since >= FREES_SOON_S:
+            return False
         for offer in self._offers.values():
             awaited = offer.planned or all(part.reservation.attachment.usable for part in offer.parts)
-            if awaited and offer.made_at > since and any(map(self.holder.alone, offer.blocks)):
+            if awaited and now - offer.made_at < FREES_SOON_S and any(map(self.holder.alone, offer.blocks)):
                 return True
         return False
 
