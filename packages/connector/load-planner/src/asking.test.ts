@@ -29,3 +29,13 @@ it('asks again now and then, ever less often, and as often as at first when it h
   asking.paid();
   expect(times(304, 312)).toEqual([304, 306, 310]);
 });
+
+it('says what would be clearly slower without spending what is asked now and then', () => {
+  const asking = new Asking();
+  expect(asking.isClearlySlower(30, 1)).toBe(false); // nobody has said anything
+  asking.told(600);
+  const told = [13_000, 13_500, 13_501].map((computeUs) => asking.isClearlySlower(30, computeUs));
+  expect(told).toEqual([true, true, false]);
+  expect([4_500, 4_501].map((computeUs) => asking.isClearlySlower(30, computeUs, true))).toEqual([true, false]);
+  expect(asking.isWorth(30, 9_000, 0)).toBe(true); // the first time still
+});

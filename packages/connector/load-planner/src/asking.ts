@@ -34,9 +34,14 @@ export class Asking {
     this.#headPays = false;
   }
 
-  /** To compute the blocks that would be asked for takes `computeUs`. True: they are asked for now. */
+  /** To compute the blocks takes `computeUs`. True: to bring them would take longer still, by all that is known. Nothing changes. */
+  isClearlySlower(blocks: number, computeUs: number, isIdle = false): boolean {
+    return blocks * this.#us * (isIdle && this.#headPays ? clearlySlowerIdle : clearlySlower) >= computeUs;
+  }
+
+  /** The same of blocks that would be asked for. True: they are asked for now. */
   isWorth(blocks: number, computeUs: number, nowMs: number, isIdle = false): boolean {
-    if (blocks * this.#us * (isIdle && this.#headPays ? clearlySlowerIdle : clearlySlower) < computeUs) return true;
+    if (!this.isClearlySlower(blocks, computeUs, isIdle)) return true;
     if (nowMs - this.#askedAtMs < this.#againMs) return false;
     this.#askedAtMs = nowMs;
     this.#againMs = Math.min(againMs.most, 2 * this.#againMs);

@@ -254,9 +254,19 @@ export class LoadPlanner {
 
   /** Whether to ask for `blocks` blocks from block `first` on, which only peers hold. `isIdle` as for `plan`. */
   isWorthAsking(blocks: number, first: number, nowMs: number, isIdle = false): boolean {
-    const computeUs = this.computeUs(blocks, first);
-    if (computeUs === undefined || this.#compute.steps === 0 || this.#loads === 'halves') return true;
-    return this.#asking.isWorth(blocks, computeUs, nowMs, isIdle);
+    const computeUs = this.#comparedUs(blocks, first);
+    return computeUs === undefined || this.#asking.isWorth(blocks, computeUs, nowMs, isIdle);
+  }
+
+  /** The same before their turn: they would be asked for only now and then. To ask this changes nothing. */
+  isClearlySlower(blocks: number, first: number): boolean {
+    const computeUs = this.#comparedUs(blocks, first);
+    return computeUs !== undefined && this.#asking.isClearlySlower(blocks, computeUs);
+  }
+
+  /** What computing them takes; undefined: it does not matter, or is not known, and all is asked for. */
+  #comparedUs(blocks: number, first: number): number | undefined {
+    return this.#compute.steps === 0 || this.#loads === 'halves' ? undefined : this.computeUs(blocks, first);
   }
 
   /**

@@ -307,7 +307,27 @@ it.each(['DEADLINE', 'BUSY'] as const)('who is silent erases nothing that was kn
   expect(match()).toEqual({ state: 'known', blocks: 7 });
 });
 
-it('what only peers hold is not asked for before its turn: others are told when they have become fast', async () => {
+it('who waits is asked for anew where peers alone hold it and may be faster: its turn finds what they came to hold', async () => {
+  const rig = new Rig();
+  rig.usPerBlock = 10; // computing takes 100
+  expect(await rig.match('other')).toBe(blocks);
+  rig.flagsOf = () => nowhere;
+  expect(await rig.match('waits')).toBe(0);
+  for (let times = 1; times <= 3; times++) {
+    await rig.timers.pass(5_001);
+    rig.flagsOf = () => away;
+    rig.table.renew([rig.session], 'waits', hashes);
+    await new Promise(setImmediate);
+    expect(rig.asked).toHaveLength(1 + times);
+  }
+  expect(rig.table.match([rig.session], 'waits', hashes, 0)).toEqual({ state: 'known', blocks });
+  // What is asked now and then where peers are slower was not spent: the second one is asked for, the third one is not.
+  rig.usPerBlock = 1_000;
+  expect([await rig.match('slow'), await rig.match('slower'), await rig.match('slowest')]).toEqual([0, 0, 0]);
+  expect(rig.asked).toHaveLength(6);
+});
+
+it('what only peers hold is not asked for before its turn where they are slower: others are told when they have become fast', async () => {
   const rig = new Rig();
   rig.usPerBlock = 10;
   expect(await rig.match('waits')).toBe(blocks);

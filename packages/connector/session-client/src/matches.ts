@@ -108,9 +108,12 @@ export class MatchTable {
   renew(sessions: readonly Session[] | null, requestId: string, hashes: Buffer): void {
     const entry = this.#entries.get(requestId);
     if (sessions === null || entry === undefined || entry.next !== undefined || !this.#isOld(entry)) return;
-    // What only peers hold is asked for as seldom as the planner says, which learns by plans alone: this is left to its turn.
+    // What only peers hold, and would be slower, is asked for as seldom as the planner says, which learns by plans alone: left to its turn.
     const held = this.#tableOf(sessions);
-    if (held && this.#looked(() => this.#holders(held, this.#wanted(hashes, entry.first))) === 'peers') return;
+    const wanted = this.#wanted(hashes, entry.first);
+    const { planner, hashBytes } = this.#options;
+    const isByPeers = held && this.#looked(() => this.#holders(held, wanted)) === 'peers';
+    if (isByPeers && planner.isClearlySlower(wanted.length / hashBytes, entry.first)) return;
     this.#ask(sessions, requestId, hashes, entry.first, false, entry, false);
   }
 

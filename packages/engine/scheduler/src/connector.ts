@@ -88,7 +88,7 @@ export interface Connector {
   match(requestId: string, hashes: Buffer, localBlocks: number, isIdle?: boolean): Match;
   /**
    * The request still waits for its turn: where what is known of it is old it is asked for anew, and answers meanwhile. Nothing happens
-   * where nothing is known yet, or peers alone hold it. Absent: what is known stays so.
+   * where nothing is known yet, or peers alone hold it and are clearly slower than computing. Absent: what is known stays so.
    */
   renew?(requestId: string, hashes: Buffer): void;
   /**

@@ -230,10 +230,10 @@ export class Engine {
 
   /**
    * Forget the engine's own cached blocks (not the tiers'). False, and nothing done, while any block is held, or one is on its way to
-   * the tier: what is asked for after a reset is found there.
+   * the tier, or was lost there and is soon offered again: what is asked for after a reset is found there.
    */
   resetPrefixCache(): boolean {
-    if (this.#options.connector.storingBlocks > 0) return false;
+    if (this.#options.connector.storingBlocks > 0 || this.#scheduler.exports.pausedOffers > 0) return false;
     const done = this.#kv.resetPrefixCache();
     this.#loop.handOutEvents();
     return done;

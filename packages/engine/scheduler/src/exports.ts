@@ -75,6 +75,7 @@ export class Exports {
   readonly #held = new HeldByExports();
   readonly #counts = { exported: 0, skipped: 0 };
   #isEnding = false;
+  #paused = 0;
 
   /** `onReleased`: there may be room now for somebody who waits. */
   constructor(
@@ -102,6 +103,11 @@ export class Exports {
 
   get heldBlocks(): number {
     return this.#held.count;
+  }
+
+  /** Offers that were lost and are made again after a pause. Meanwhile nothing holds their blocks, and the connector does not know of them. */
+  get pausedOffers(): number {
+    return this.#paused;
   }
 
   /** The tier holds them, as it has said. */
@@ -237,7 +243,7 @@ export class Exports {
       // No next step comes that it would be offered with, and what is lost at once would be lost at once again.
       const hasEnded = request?.state === 'finished' && !request.prefillOnly && !this.#isEnding;
       const pauseMs = mayAgain && hasEnded && heldEnd < offer.end ? offers.pauseMs(offer) : 0;
-      if (pauseMs > 0) this.#clock.after(pauseMs, answered);
+      if (pauseMs > 0) this.#after(pauseMs, answered);
       else answered();
       if (!request?.prefillOnly) return;
       request.prefillOnly.unsettled--;
@@ -249,6 +255,14 @@ export class Exports {
     }
     const options = { ...this.#tokensOf(request), onSettled };
     this.#unsent.push(() => this.#connector.store(hashes, first, blockIds, onReleased, options));
+  }
+
+  #after(pauseMs: number, call: () => void): void {
+    this.#paused++;
+    this.#clock.after(pauseMs, () => {
+      this.#paused--;
+      call();
+    });
   }
 
   /**

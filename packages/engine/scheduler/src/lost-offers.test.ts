@@ -275,6 +275,18 @@ describe('an offer that was lost on its way', () => {
       expect(rig.engine.stats()).toMatchObject({ exportedBlocks: 0, skippedExportBlocks: 10, exportBlocks: 0 });
     });
 
+    it('keeps the cache from being reset until it is made again, though nothing holds its blocks meanwhile', async () => {
+      const { rig, offers, answer } = await ended();
+      for (let i = 0; i < 3; i++) answer();
+      expect(rig.engine.stats().exportBlocks).toBe(0);
+      expect(rig.engine.resetPrefixCache()).toBe(false);
+      await offers(1);
+      expect(answer(10)).toEqual([0, 10]);
+      await rig.drain();
+      expect(rig.engine.stats()).toMatchObject({ exportedBlocks: 10, skippedExportBlocks: 0, exportBlocks: 0 });
+      expect(rig.engine.resetPrefixCache()).toBe(true);
+    });
+
     it('is made again as far as its blocks are there, and the rest is skipped', async () => {
       const { rig, offers, answer } = await ended({ blockCount: 15 });
       await rig.generate('b', prompt(2, 20), { maxTokens: 1 }); // takes three of them, from the last one on
