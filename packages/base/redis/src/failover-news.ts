@@ -49,8 +49,8 @@ export class Pauses {
  */
 export const nextRoundMs = (round: number, maxMs: number): number => (round === 1 ? 10 : backoffMs(round - 1, maxMs));
 
-/** Of a Sentinel that is gone, perhaps for good: by each of all clients, so less often than a master is tried. */
-export const listenAgainMs = (times: number, maxMs: number): number => backoffMs(times, Math.max(maxMs, 2_000));
+/** Of a Sentinel that is gone, perhaps for good: by each of all clients, so less often than a master is tried. Two seconds are the most. */
+export const listenAgainMs = (times: number, maxMs: number): number => backoffMs(times, 0.8 * Math.max(maxMs, 2_000));
 
 export function backoffMs(times: number, maxMs: number): number {
   return Math.min(maxMs, 50 * 2 ** Math.min(times, 6)) * (0.75 + Math.random() / 2);
@@ -137,16 +137,20 @@ function hearAll(connector: Inner, resolved: (host: string) => void): void {
     if (master !== null) resolved(master.host);
     return master;
   };
-  let listening: (sentinel: Place, isAgain: boolean) => void = () => {};
+  let listening: (sentinel: Place, wasAway: boolean) => void = () => {};
+  let leaving: (sentinel: Place) => void = () => {};
   connector.connectToSentinel = (sentinel, options) => {
     if (options === undefined) return connectToSentinel.call(connector, sentinel);
     // It subscribes when the Sentinel is there, however late that is.
     const lasting = { ...options, maxRetriesPerRequest: null, commandTimeout: undefined };
     const client = connectToSentinel.call(connector, sentinel, lasting);
     client.on('error', () => {}); // it connects again
-    let isAgain = false;
+    let wasAway = false;
+    const left = leaving;
     client.on('reconnecting', () => {
-      isAgain = true;
+      wasAway = true;
+      list.failed(sentinel);
+      left(sentinel);
       // It has those that it began with.
       const { sentinelTLS } = connector.options;
       if (sentinelTLS !== undefined) client.options.tls = sentinelTLS;
@@ -162,7 +166,7 @@ function hearAll(connector: Inner, resolved: (host: string) => void): void {
     // The client itself calls it when it has connected again. Where it is refused, the answer is all there is.
     client.subscribe = ((...channels: string[]) => {
       const done = subscribe.call(client, ...channels);
-      const ended = (): void => subscribed(sentinel, isAgain);
+      const ended = (): void => subscribed(sentinel, wasAway);
       done.then(ended, ended);
       return done;
     }) as typeof subscribe;
@@ -173,15 +177,14 @@ function hearAll(connector: Inner, resolved: (host: string) => void): void {
     let give: (isOutvoted: boolean) => void = () => {};
     let votes = new Votes(connected, 0);
     let isOver = (): boolean => true;
-    listening = async (sentinel, isAgain) => {
+    leaving = (sentinel) => votes.left(placeOf(sentinel));
+    listening = async (sentinel, wasAway) => {
       if (isOver()) return;
       const name = placeOf(sentinel);
       const before = said.get(name);
       const master = await ask(sentinel).catch(() => null);
       if (master === null) return;
-      const now = placeOf(master);
-      // One that was away may have started anew as it was long ago, and be behind the others: its answer is no news, and one voice.
-      give(votes.cast(name, list.identityOf(sentinel), now, isAgain ? now : before));
+      give(votes.cast(name, list.identityOf(sentinel), placeOf(master), before, wasAway));
     };
     const listens = initFailoverDetector.call(connector);
     const detector = connector.failoverDetector;

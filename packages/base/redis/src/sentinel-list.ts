@@ -42,7 +42,7 @@ export class SentinelList {
     return this.#addresses.get(placeOf(sentinel)) ?? placeOf(sentinel);
   }
 
-  /** It did not answer. */
+  /** It did not answer, or its connection ended: whom it named it may not name any more. */
   failed(sentinel: Place): void {
     this.#named.delete(placeOf(sentinel));
   }
@@ -60,6 +60,8 @@ export class SentinelList {
     };
     const noting: Listing = Object.create(this.#connector, { sentinelIterator: { value: { add } } });
     await this.#update.call(noting, client);
+    // It may have gone meanwhile, by what another one said.
+    if (!this.#given.includes(asked) && !list.sentinels.some((one) => placeOf(one) === asked)) return;
     this.#named.set(asked, named);
     const kept = new Set([...this.#given, asked]);
     for (const places of this.#named.values()) for (const place of places) kept.add(place);

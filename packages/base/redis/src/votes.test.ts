@@ -31,6 +31,34 @@ it('one that says otherwise than before is enough, and one that comes to ours is
   expect(given(3, ['1', 'a', 'b'], ['2', 'a'], ['3', 'b', 'b'])).toEqual([false, false, false, false]);
 });
 
+it('one that was away says no news, and who was never heard counts for as many, whenever it comes', () => {
+  const votes = new Votes('a', 3);
+  expect([votes.cast('1', '1', 'a', 'a'), votes.cast('2', '2', 'a', 'a'), votes.close()]).toEqual(Array(3).fill(false));
+  expect([votes.cast('2', '2', 'b', 'a', true), votes.cast('3', '3', 'c', undefined, true)]).toEqual([false, true]);
+});
+
+it('those that are away do not count against one that says otherwise than before, and do against one that always did', () => {
+  const votes = new Votes('a', 3);
+  const all = [votes.cast('1', '1', 'a', 'a'), votes.cast('2', '2', 'a', 'a'), votes.cast('3', '3', 'b', 'b')];
+  expect(all).toEqual([false, false, false]);
+  for (const sentinel of '123') votes.left(sentinel);
+  const back = [votes.cast('3', '3', 'b', 'b', true), votes.cast('1', '1', 'a', 'a', true)];
+  expect([...back, votes.cast('3', '3', 'c', 'b', true)]).toEqual([false, false, false]);
+  votes.left('1');
+  expect([votes.cast('3', '3', 'c', 'c'), votes.cast('3', '3', 'd', 'c', true)]).toEqual([false, true]);
+});
+
+it('one that is back is not the one that is still missing', () => {
+  const votes = new Votes('a', 2);
+  votes.cast('1', '1', 'a', 'a');
+  votes.left('1');
+  expect([votes.cast('1', '1', 'b', 'a', true), votes.cast('1', '1', 'b', 'b', true), votes.close()]).toEqual([
+    false,
+    false,
+    true,
+  ]);
+});
+
 it('one that is asked by two names has one voice, that of its last answer', () => {
   const votes = new Votes('a', 4);
   const cast = (sentinel: string, voter: string, place: string): boolean => votes.cast(sentinel, voter, place, place);

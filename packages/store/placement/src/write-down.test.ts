@@ -173,6 +173,82 @@ describe('a tier that is out of service', () => {
     expect([onDisk(bench, 'xy'), pending(bench), bench.clock.pending]).toEqual([[4, 4], 0, 0]);
   });
 
+  it('in part: what it refused takes nothing of a quota while it waits', async () => {
+    const bench = new Bench(32, limits, { quotas: { t: { disk: 8 } } });
+    const engine = bench.engine('n', { tenant: 't' });
+    engine.put(chain('x', 8));
+    await bench.answerAll('write', 'stored');
+    says(bench, true, 'one of three');
+    for (const name of 'abcd') {
+      engine.put(chain(name, 2));
+      await refuses(bench);
+    }
+    expect([onDisk(bench, 'x'), pending(bench)]).toEqual([[6], 8]);
+    expect(bench.store.counters.get('quota.evicted.disk')).toBe(2);
+    says(bench, true, '');
+    bench.clock.advance(1_000);
+    await bench.answerAll('write', 'stored');
+    expect([onDisk(bench, 'xabcd'), pending(bench)]).toEqual([[0, 2, 2, 2, 2], 0]);
+    engine.put(chain('y', 8));
+    await bench.answerAll('write', 'stored');
+    expect([onDisk(bench, 'yabcd'), refused(bench, 'quota')]).toEqual([[8, 0, 0, 0, 0], 0]);
+  });
+
+  it('in part: what finds no room in a quota any more when it is tried again is refused', async () => {
+    const bench = new Bench(32, { ...limits, writeDownsIdle: 2 }, { quotas: { t: { disk: 2 } } });
+    const engine = bench.engine('n', { tenant: 't' });
+    says(bench, true, 'one of three');
+    engine.put(chain('a', 2));
+    await refuses(bench);
+    engine.put(chain('b', 2)); // which are being written when the others are tried
+    await settled();
+    expect(jobs(bench)).toEqual([['b0', 'b1']]);
+    const closed = bench.store.close();
+    await settled();
+    expect([refused(bench, 'quota'), bench.store.counters.get('quota.refused.disk')]).toEqual([2, 2]);
+    await bench.answerAll('write', 'stored');
+    await closed;
+    expect([onDisk(bench, 'ab'), pending(bench)]).toEqual([[0, 2], 0]);
+  });
+
+  it('in part: what is evicted while it waits, and made anew, is written', async () => {
+    const bench = new Bench(4, limits);
+    const engine = bench.engine();
+    says(bench, true, 'one of three');
+    engine.put(chain('x', 2));
+    await refuses(bench);
+    const slots = (): (number | undefined)[] => chain('x', 2).map((hash) => bench.arena.get(n, hash)?.slot);
+    const before = slots();
+    engine.put(chain('y', 4));
+    await bench.answerAll('write', 'stored');
+    expect(slots()).toEqual([undefined, undefined]);
+    engine.put(chain('z', 1)); // so that they come to other slots
+    engine.put(chain('x', 2));
+    expect(slots()).not.toEqual(before);
+    await bench.answerAll('write', 'stored');
+    expect(onDisk(bench, 'xz')).toEqual([0, 1]);
+    says(bench, true, '');
+    bench.clock.advance(1_000);
+    await bench.answerAll('write', 'stored');
+    expect([onDisk(bench, 'xy'), refused(bench, 'evicted'), pending(bench)]).toEqual([[2, 4], 0, 0]);
+  });
+
+  it('in part: bursts are held back while something of it waits', async () => {
+    const bench = new Bench(32, { ...limits, maxHeldBytes: 4 }, { plans: { disk: { settleMs: 100 } } });
+    const engine = bench.engine();
+    says(bench, true, 'one of three');
+    engine.put(chain('x', 3));
+    bench.clock.advance(100);
+    await refuses(bench);
+    await refuses(bench);
+    expect([pending(bench), jobs(bench)]).toEqual([3, []]);
+    engine.put(chain('y', 2));
+    await settled();
+    expect(jobs(bench)).toEqual([]);
+    bench.clock.advance(100);
+    expect(jobs(bench)).toEqual([['y0', 'y1']]);
+  });
+
   it('is tried once more when the store closes, and not waited for', async () => {
     const bench = new Bench(8, limits);
     bench.engine().put(chain('x', 4));

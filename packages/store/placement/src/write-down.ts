@@ -7,11 +7,12 @@
  *     none       never
  *
  * Invariants: at most `maxWriteDownBytes` wait; a block waits once; only what is being written is pinned, so that a slow
- * tier never keeps new blocks out of the arena. A block that does not fit, that is evicted while it waits (chains go from
- * their tail, so what is left is still a prefix) or that the tier refuses is counted under its reason, and tried again when
- * it is used again. A tier that is out of service is waited for, for a minute at most: what is queued stays there, and what it refused in
- * those moments is tried once more; so is what a part of it refused, sooner. Reads of the tier go first; a burst of commits is written when it is over (burst.ts). Whatever a batch
- * ends with, its pins go and the queue moves on.
+ * tier never keeps new blocks out of the arena. A block that does not fit, that is evicted while it waits and not made anew
+ * (chains go from their tail, so what is left is still a prefix) or that the tier refuses is counted under its reason, and
+ * tried again when it is used again. A tier that is out of service is waited for, for a minute at most: what is queued
+ * stays there, and what it refused in those moments is tried once more, without a part of its tenant's quota until then; so
+ * is what a part of it refused, sooner. Reads of the tier go first; a burst of commits is written when it is over
+ * (burst.ts). Whatever a batch ends with, its pins go and the queue moves on.
  */
 import { KvError } from '@kvtier/errors';
 import type { AdmissionPolicy } from '@kvtier/eviction';
@@ -59,9 +60,12 @@ const maxPartOutUs = 15e6;
 interface Entry {
   readonly namespace: Namespace;
   readonly hash: HashKey;
-  readonly slot: number;
   readonly payloadBytes: number;
   readonly tenant: number;
+  /** It counts for its tenant. */
+  isReserved: boolean;
+  /** Where it was when we looked last: what is evicted and made anew is elsewhere. */
+  slot: number;
   /** End of the object, when it is written. */
   expiresS: number;
   /** When it was queued, or refused by a tier that was out. */
@@ -139,7 +143,7 @@ export class WriteDown {
   /** Start what may be started now. Called after `offer`, and when reads have ended. */
   pump(): void {
     const { limits, gate } = this.#options;
-    if (this.#burst.holds(this.#bytes) || this.#cancelNextTurn !== undefined) return;
+    if (this.#burst.holds(this.#bytes - this.#againBytes) || this.#cancelNextTurn !== undefined) return;
     let passedOver = 0;
     while (this.#head < this.#queue.length) {
       if (passedOver >= maxPassedOver) {
@@ -225,6 +229,8 @@ export class WriteDown {
     if (entry.isAgain || this.#againBytes + entry.payloadBytes > limits.maxWriteDownBytes / 2) return false;
     entry.isAgain = true;
     entry.sinceUs = clock.nowUs();
+    // Or each that is refused would cost its tenant one that can be read.
+    this.#settle(entry);
     this.#again.push(entry);
     this.#againBytes += entry.payloadBytes;
     this.#pumpLater();
@@ -253,12 +259,27 @@ export class WriteDown {
     return true;
   }
 
-  /** '': the block is still there, and its end is not over. */
-  #whyNot({ namespace, hash, slot }: Entry): string {
+  /** '': the block is there, or there again, and its end is not over. */
+  #whyNot(entry: Entry): string {
     const { arena, isOver } = this.#options;
-    const block = arena.get(namespace, hash);
-    if (block?.slot !== slot) return 'evicted';
+    const block = arena.get(entry.namespace, entry.hash);
+    if (block === undefined || block.payloadBytes !== entry.payloadBytes) return 'evicted';
+    entry.slot = block.slot;
+    entry.expiresS = block.expiresS;
     return isOver(block.expiresS) ? 'expired' : '';
+  }
+
+  /** False: its tenant has no room for it. */
+  #reserve(entry: Entry): boolean {
+    const { tenants, gate } = this.#options;
+    entry.isReserved ||= tenants.reserve(entry.tenant, gate.bit, entry.payloadBytes);
+    return entry.isReserved;
+  }
+
+  #settle(entry: Entry): void {
+    if (!entry.isReserved) return;
+    entry.isReserved = false;
+    this.#options.tenants.settle(entry.tenant, this.#options.gate.bit, entry.payloadBytes);
   }
 
   /** The queue goes on then; until then with nothing, whoever pumps. */
@@ -275,8 +296,12 @@ export class WriteDown {
 
   /** Returns false, counted, when it will not be written. */
   #add(namespace: Namespace, hash: HashKey, payloadBytes: number): boolean {
-    const { gate, arena, limits, tenants, ownerOf, clock } = this.#options;
+    const { gate, arena, limits, ownerOf, clock } = this.#options;
+    const { slot, expiresS } = arena.get(namespace, hash)!;
     const tenant = ownerOf(namespace, hash);
+    const sinceUs = clock.nowUs();
+    const traits = { isReserved: false, isAgain: false };
+    const entry: Entry = { namespace, hash, slot, payloadBytes, tenant, expiresS, sinceUs, ...traits };
     const isFull = (): boolean => this.#bytes + payloadBytes > limits.maxWriteDownBytes;
     while (isFull() && this.#head < this.#queue.length && this.#giveUpFirst());
     const refused = this.#closed
@@ -285,16 +310,15 @@ export class WriteDown {
         ? 'breaker'
         : isFull()
           ? 'queue_full'
-          : !tenants.reserve(tenant, gate.bit, payloadBytes)
+          : !this.#reserve(entry)
             ? 'quota'
             : '';
     if (refused !== '') {
       this.#refuse(refused);
       return false;
     }
-    this.#burst.queued(this.#bytes === 0);
-    const { slot, expiresS } = arena.get(namespace, hash)!;
-    this.#queue.push({ namespace, hash, slot, payloadBytes, tenant, expiresS, sinceUs: clock.nowUs(), isAgain: false });
+    this.#burst.queued(this.#bytes === this.#againBytes);
+    this.#queue.push(entry);
     this.#pending.add(namespace.key + hash);
     this.#bytes += payloadBytes;
     return true;
@@ -339,7 +363,7 @@ export class WriteDown {
 
   /** The next blocks of one namespace that are still there, pinned; of those that are `gone` it passes over `most`. */
   #takeBatch(most: number): { readonly batch: readonly Entry[]; readonly gone: number } {
-    const { arena, pins, limits } = this.#options;
+    const { pins, limits } = this.#options;
     const { writeDownBatchBlocks, writeDownBatchBytes } = limits;
     const { namespace } = this.#queue[this.#head]!;
     const batch: Entry[] = [];
@@ -349,14 +373,13 @@ export class WriteDown {
       if (batch.length >= writeDownBatchBlocks || gone >= most) break;
       if (batch.length > 0 && bytes + entry.payloadBytes > writeDownBatchBytes) break;
       this.#head++;
-      const why = this.#whyNot(entry);
+      const why = this.#whyNot(entry) || (this.#reserve(entry) ? '' : 'quota');
       if (why !== '') {
         gone++;
         this.#refuse(why);
         this.#forget(entry);
         continue;
       }
-      entry.expiresS = arena.get(namespace, entry.hash)!.expiresS;
       pins.pin(namespace, entry.hash);
       batch.push(entry);
       bytes += entry.payloadBytes;
@@ -406,9 +429,9 @@ export class WriteDown {
   }
 
   /** It does not wait any more. */
-  #forget({ namespace, hash, payloadBytes, tenant }: Entry): void {
-    this.#bytes -= payloadBytes;
-    this.#pending.delete(namespace.key + hash);
-    this.#options.tenants.settle(tenant, this.#options.gate.bit, payloadBytes);
+  #forget(entry: Entry): void {
+    this.#bytes -= entry.payloadBytes;
+    this.#pending.delete(entry.namespace.key + entry.hash);
+    this.#settle(entry);
   }
 }
