@@ -5,14 +5,16 @@ import { type Offer, Offers } from './offers.ts';
 
 const oneEach = (from: number, to: number): number => Math.max(0, to - from);
 
-it('what is answered counts when nothing before it can be lost any more', () => {
+/** Of ten blocks, none of them answered. */
+function threeOffers() {
   const counts = { exported: 0, skipped: 0 };
   const offers = new Offers(counts);
-  const [first, second, third] = [
-    offers.begin(0, 4, oneEach),
-    offers.begin(4, 8, oneEach),
-    offers.begin(8, 10, oneEach),
-  ] as const;
+  const [first, second] = [offers.begin(0, 4, oneEach), offers.begin(4, 8, oneEach)];
+  return { counts, offers, first, second, third: offers.begin(8, 10, oneEach) };
+}
+
+it('what is answered counts when nothing before it can be lost any more', () => {
+  const { counts, offers, first, second, third } = threeOffers();
   offers.answered(second, { heldEnd: 7, isDropped: true });
   offers.answered(third, { heldEnd: 8, isDropped: true });
   expect(counts).toEqual({ exported: 0, skipped: 0 });
@@ -40,13 +42,7 @@ it('of an outage all offers are one round, and after three of them what is lost 
 });
 
 it('what is offered again in part leaves what lies behind as it is, and gives up what it cuts off', () => {
-  const counts = { exported: 0, skipped: 0 };
-  const offers = new Offers(counts);
-  const [first, second, third] = [
-    offers.begin(0, 4, oneEach),
-    offers.begin(4, 8, oneEach),
-    offers.begin(8, 10, oneEach),
-  ] as const;
+  const { counts, offers, first, second, third } = threeOffers();
   expect([3, 4, 6, 8, 9, 10].map((most) => offers.wholeEnd(1, most))).toEqual([3, 4, 4, 8, 8, 10]);
   offers.answered(second, { heldEnd: 7, isDropped: true });
   offers.takeBack(first, 1, 6);
